@@ -1,0 +1,30 @@
+"""Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them."""
+
+from . import compat
+from .errors import CompileError, ConvgradError, SpecError, UnsupportedError
+from .functional import (
+    apply,
+    conv_transpose,
+    conv_transpose_backward_data,
+    conv_transpose_backward_weights,
+    convolution,
+    convolution_backward_data,
+    convolution_backward_weights,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "ConvgradError",
+    "SpecError",
+    "UnsupportedError",
+    "apply",
+    "compat",
+    "conv_transpose",
+    "conv_transpose_backward_data",
+    "conv_transpose_backward_weights",
+    "convolution",
+    "convolution_backward_data",
+    "convolution_backward_weights",
+]

@@ -1,0 +1,59 @@
+"""What convgrad raises, and nothing else: one family, each member with oneDNN's status name."""
+
+from __future__ import annotations
+
+
+class ConvgradError(Exception):
+    """The root of every exception that convgrad raises on purpose.
+
+    `status` is the name that oneDNN gives to the failure (`invalid_shape`, `unimplemented`, ...).
+    """
+
+    status = "runtime_error"
+
+
+class SpecError(ConvgradError, ValueError):
+    """A call that the specification forbids: who, what, rule, got.
+
+    `operation` is the name of the operation, `argument` the input or attribute at fault, `rule` the key of the broken
+    rule in `convgrad.spec.RULES`.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: str = "invalid_arguments",
+        rule: str = "",
+        argument: str = "",
+        operation: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.rule = rule
+        self.argument = argument
+        self.operation = operation
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.message}" if self.operation else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.status, self.rule, self.argument, self.operation))
+
+
+def _rebuild(kind: type[SpecError], message: str, status: str, rule: str, argument: str, operation: str) -> SpecError:
+    """Make a pickled error again; an error must survive the way back from a worker process."""
+    return kind(message, status=status, rule=rule, argument=argument, operation=operation)
+
+
+class UnsupportedError(ConvgradError):
+    """A valid problem that no back end here can run."""
+
+    status = "unimplemented"
+
+
+class CompileError(ConvgradError):
+    """convgrad's own fault: generated code that did not compile or load. Please report it."""
+
+    status = "runtime_error"

@@ -1,0 +1,293 @@
+"""The operations as functions of arrays, with oneDNN's names: inputs in the documented order, attributes by keyword.
+
+Each signature is the table's row in Python; what runs is `apply`, which reads the row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from . import engine
+from .errors import SpecError
+from .spec import bind
+from .spec.check import broken, check_input_count
+from .spec.dialects import Meaning, find
+from .tensors import Array, check_out, describe, give_back, new_array, open_array, open_shape, whole_strides
+
+Ints = int | Sequence[int]
+Tensor = Any
+"""A NumPy array, or a CPU tensor of any library that speaks DLPack. Results come back in the library of the inputs."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> Tensor:
+    """Compute any operation by its documented name, new or old.
+
+    Inputs come in the order of the documents, attributes by name::
+
+        convgrad.apply("ConvTransposeBackwardData", diff_dst, weights, strides=[2, 2], pads_begin=[1, 1],
+                       pads_end=[1, 1], dilations=[1, 1], data_format="NCX", weights_format="IOX")
+
+    A shape may be both an input (the third one) and an attribute; the input goes first. `out` is an array for the
+    result, of any strides.
+    """
+    try:
+        meaning = find(kind)
+    except SpecError as error:
+        error.operation = "apply"
+        raise
+    return _compute(meaning, meaning.arrange(inputs), out, attributes)
+
+
+def _compute(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    """Compute, and report any mistake in the caller's words."""
+    try:
+        return _bind_and_run(meaning, inputs, out, meaning.attributes(attributes))
+    except SpecError as error:
+        raise meaning.retell(error) from None
+
+
+def _bind_and_run(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    op = meaning.op
+    given = [value for value in inputs if value is not None]
+    check_input_count(op, len(given))
+    arrays: dict[str, Array] = {}
+    shape: tuple[int, ...] | None = None
+    for arg, value in zip(op.inputs, inputs, strict=False):
+        if value is None and not arg.required:
+            continue
+        if arg.role == "shape":
+            shape = open_shape(value, arg.name)
+        else:
+            array = open_array(value, arg.name)
+            arrays[arg.role] = array if whole_strides(array) else np.array(array)
+    target = None if out is None else open_array(out, "out")
+    place = target
+    if target is not None and (
+        not whole_strides(target) or any(np.may_share_memory(target, a) for a in arrays.values())
+    ):
+        # The caller's array is an input too, or its strides are no whole elements: work in an array of our own.
+        place = np.array(target)
+    binding = bind(
+        op,
+        [describe(arrays[a.role], a.name) if a.role in arrays else None for a in op.inputs],
+        attributes,
+        shape=shape,
+        out=None if place is None else describe(place, "out"),
+        infer_size=True,
+        spatial_shape=meaning.dialect is not None and meaning.dialect.spatial_shape,
+    )
+    if target is None or place is None:
+        result = new_array(binding.shape, binding.problem.out_dtype)
+        engine.run(binding.problem, arrays, result)
+        return give_back(result, given[0])
+    check_out(target)
+    engine.run(binding.problem, arrays, place)
+    if place is not target:
+        target[...] = place
+    return out
+
+
+def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a signature into a function: what it names is looked up in the table and computed there."""
+    meaning = find(kind)
+    names = meaning.inputs
+
+    def decorate(signature: Callable[P, R]) -> Callable[P, R]:
+        @wraps(signature)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > len(names):
+                error = broken(
+                    "input_count", "the operation", len(args), expected=f"at most {len(names)}", names=", ".join(names)
+                )
+                raise meaning.retell(error)
+            inputs = [*args, *(kwargs.pop(name, None) for name in names[len(args) :])]
+            for name in names:
+                if name in kwargs:
+                    raise meaning.retell(broken("known_attribute", name, hint="it was given twice"))
+            out = kwargs.pop("out", None)
+            return _compute(meaning, inputs, out, kwargs)
+
+        function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@operation("Convolution")
+def convolution(  # type: ignore[empty-body]
+    src: Tensor,
+    weights: Tensor,
+    bias: Tensor = None,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    weights_format: str = "XIO",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """Slide the weights over src: dst = conv(src, weights) + bias.
+
+    ::
+
+        dst = convgrad.convolution(src, weights, strides=1, pads_begin=1, pads_end=1, dilations=1)
+    """
+
+
+@operation("ConvolutionBackwardData")
+def convolution_backward_data(  # type: ignore[empty-body]
+    diff_dst: Tensor,
+    weights: Tensor,
+    dst_shape: Tensor = None,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    output_padding: Ints | None = None,
+    weights_format: str = "XIO",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of Convolution with respect to src.
+
+    Several sizes of src share one size of dst: `dst_shape`, the shape of diff_src, says which is meant. Without it (and
+    without `out`) the size is strides * (n - 1) + kernel - pads + output_padding, an extension.
+
+    ::
+
+        diff_src = convgrad.convolution_backward_data(
+            diff_dst, weights, src.shape, strides=2, pads_begin=1, pads_end=1, dilations=1)
+    """
+
+
+@operation("ConvolutionBackwardWeights")
+def convolution_backward_weights(  # type: ignore[empty-body]
+    src: Tensor,
+    diff_dst: Tensor,
+    weights_shape: Tensor = None,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    weights_format: str = "XIO",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of Convolution with respect to weights. `weights_shape` is the shape of diff_weights.
+
+    ::
+
+        diff_weights = convgrad.convolution_backward_weights(
+            src, diff_dst, weights.shape, strides=2, pads_begin=1, pads_end=1, dilations=1)
+    """
+
+
+@operation("ConvTranspose")
+def conv_transpose(  # type: ignore[empty-body]
+    src: Tensor,
+    weights: Tensor,
+    bias: Tensor = None,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    output_padding: Ints | None = None,
+    weights_format: str = "XOI",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """Spread src through the weights: the transpose of Convolution, plus bias.
+
+    ::
+
+        dst = convgrad.conv_transpose(src, weights, strides=2, pads_begin=1, pads_end=1, dilations=1, output_padding=1)
+    """
+
+
+@operation("ConvTransposeBackwardData")
+def conv_transpose_backward_data(  # type: ignore[empty-body]
+    diff_dst: Tensor,
+    weights: Tensor,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    output_padding: Ints | None = None,
+    weights_format: str = "XOI",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of ConvTranspose with respect to src.
+
+    ::
+
+        diff_src = convgrad.conv_transpose_backward_data(
+            diff_dst, weights, strides=2, pads_begin=1, pads_end=1, dilations=1)
+    """
+
+
+@operation("ConvTransposeBackwardWeights")
+def conv_transpose_backward_weights(  # type: ignore[empty-body]
+    src: Tensor,
+    diff_dst: Tensor,
+    weights_shape: Tensor = None,
+    *,
+    strides: Ints,
+    pads_begin: Ints,
+    pads_end: Ints,
+    dilations: Ints,
+    auto_pad: str = "none",
+    groups: int = 1,
+    data_format: str = "NXC",
+    output_padding: Ints | None = None,
+    weights_format: str = "XOI",
+    same_rule: str = "gradient",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of ConvTranspose with respect to weights. `weights_shape` is the shape of diff_weights.
+
+    ::
+
+        diff_weights = convgrad.conv_transpose_backward_weights(
+            src, diff_dst, weights.shape, strides=2, pads_begin=1, pads_end=1, dilations=1)
+    """

@@ -1,0 +1,23 @@
+"""The operations as data, and the way from a call to a Problem."""
+
+from .bind import Binding, Description, bind
+from .check import check_attributes, check_dtypes, check_input_count, lookup
+from .problem import Problem
+from .table import OPS, RULES, Arg, Attr, Op, Rule
+
+__all__ = [
+    "OPS",
+    "RULES",
+    "Arg",
+    "Attr",
+    "Binding",
+    "Description",
+    "Op",
+    "Problem",
+    "Rule",
+    "bind",
+    "check_attributes",
+    "check_dtypes",
+    "check_input_count",
+    "lookup",
+]

@@ -1,0 +1,405 @@
+"""From an operation, its attributes and the descriptions of its tensors to a Problem. Every user's mistake ends here.
+
+oneDNN's words (src, diff_dst, NXC, XOI) come in, `x w y` and strides go out; they meet in this file only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..dtypes import DTYPES
+from .check import S64, broken, check_attributes, check_dtypes, check_input_count, values
+from .problem import Ints, Problem, dense_strides, extent, settle, window_sizes
+from .table import CONV_AXES, DATA_AXES, MAX_NDIMS, TRANSPOSE_AXES, Op
+
+
+@dataclass(frozen=True)
+class Description:
+    """A tensor as its owner sees it: in the order of its format, strides in elements (None: dense)."""
+
+    dtype: str
+    shape: Ints
+    strides: Ints | None = None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What an operation comes to: the problem, and the output in its owner's words."""
+
+    op: Op
+    problem: Problem
+    shape: Ints
+    pads_begin: Ints
+    pads_end: Ints
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Weights as read: sizes of their channel axes, and which of them the groups ride on."""
+
+    shape: Ints
+    cy: int  # in one group
+    cx: int  # in one group
+    kernel: Ints
+    grouped: str  # "y" as oneDNN lays them out, "x" as the documents of the transposed operations do
+
+
+def bind(
+    op: Op,
+    inputs: Sequence[Description | None],
+    attributes: Mapping[str, Any],
+    *,
+    shape: Ints | None = None,
+    out: Description | None = None,
+    infer_size: bool = False,
+    spatial_shape: bool = False,
+    strict: bool = False,
+) -> Binding:
+    """Check one operation against its tensors and describe it as a problem.
+
+    `shape` is the value of the shape input. `out` describes the output where it is known. `infer_size` lets
+    ConvolutionBackwardData compute the size of diff_src when nothing states it. `spatial_shape` lets a shape leave out
+    batch and channels, as the oldest spelling does. `strict` refuses what oneDNN refuses.
+    """
+    given = {arg.role: d for arg, d in zip(op.inputs, inputs, strict=False) if d is not None}
+    check_input_count(op, sum(arg.required for arg in op.inputs if arg.role in given))
+    dtype = check_dtypes(op, [d and d.dtype for d in inputs], strict=strict)
+    empty = any(0 in d.shape for d in given.values())
+    attrs = check_attributes(op, attributes, allow_empty=empty, strict=strict)
+    out_dtype = _out_dtype(op, dtype, attrs["out_dtype"], out)
+    if attrs["accumulate"] and out is None:
+        raise broken("accumulate_out", "accumulate")
+
+    data = next(arg for arg in op.inputs if arg.role in ("x", "y"))
+    rank = _rank(op, data.name, given, out)
+    axes = {"x": DATA_AXES[attrs["data_format"]], "y": DATA_AXES[attrs["data_format"]]}
+    axes["w"] = (TRANSPOSE_AXES if op.transposed else CONV_AXES)[attrs["weights_format"]]
+    tell = (data.name, given[data.role].shape)
+    stride, dilation, begin, end = (
+        _per_axis(name, attrs[name], rank, tell) for name in ("strides", "dilations", "pads_begin", "pads_end")
+    )
+    extra = _per_axis("output_padding", attrs.get("output_padding", 0), rank, tell)
+    groups = attrs["groups"]
+    if op.wanted == "x" and op.transposed and any(o >= s for o, s in zip(extra, stride, strict=True)):
+        raise broken("output_padding_stride", "output_padding", extra, strides=stride)
+
+    n, totals = _batch_and_channels(op, given, axes, groups)
+    asked, source = _asked_shape(op, attrs, shape, out, rank, spatial_shape)
+    w = _weights(op, given["w"].shape if "w" in given else asked, axes["w"], groups, totals, given, source)
+    if min(w.kernel) < 1:
+        raise broken("weights_empty", source if op.wanted == "w" else op.arg("w").name, w.shape)
+    span = tuple(extent(k, d) for k, d in zip(w.kernel, dilation, strict=True))
+    sizes = {role: _read(given[role].shape, axes[role])[2] for role in ("x", "y") if role in given}
+
+    if op.wanted == "x" and not op.transposed and asked:
+        sizes["x"] = _asked_data(op, asked, source, axes["x"], n, w.cx * groups, rank, given, spatial_shape)
+    auto = attrs["auto_pad"]
+    if auto == "VALID":
+        begin = end = (0,) * rank
+    elif auto != "None":
+        documented = attrs["same_rule"] == "documented" and op.wanted == "x" and not op.transposed
+        totals_padding = _same_padding(sizes, span, stride, extra, documented, op.transposed)
+        first_half = tuple(t // 2 for t in totals_padding)
+        rest = tuple(t - h for t, h in zip(totals_padding, first_half, strict=True))
+        upper = (auto == "SAME_UPPER") != documented
+        begin, end = (first_half, rest) if upper else (rest, first_half)
+
+    if "x" not in sizes:
+        if not op.transposed and not infer_size:
+            raise broken("shape_given", str(op.shape_source))
+        sizes["x"] = tuple(
+            s * (m - 1) + e - b - p + o
+            for s, m, e, b, p, o in zip(stride, sizes["y"], span, begin, end, extra, strict=True)
+        )
+        for axis, size in enumerate(sizes["x"]):
+            if size < 0:
+                formula = f"{stride[axis]} * ({sizes['y'][axis]} - 1) + {span[axis]} - {begin[axis]} - {end[axis]}"
+                formula += f" + {extra[axis]}" if extra[axis] else ""
+                raise broken("output_size", "padding", axis=axis, formula=f"{formula} = {size}")
+    _check_windows(op, sizes, w.kernel, span, stride, dilation, begin, end, source)
+    if "y" not in sizes:
+        pads = tuple(b + e for b, e in zip(begin, end, strict=True))
+        sizes["y"] = window_sizes(sizes["x"], w.kernel, stride, dilation, pads)
+    if any(extra) and op.transposed and op.wanted != "x":
+        _check_output_padding(op, sizes, span, stride, begin, end, extra)
+
+    totals = {"x": w.cx * groups, "y": w.cy * groups}
+    if op.wanted == "w":
+        result = w.shape
+    else:
+        result = _place(axes[op.wanted], n, totals[op.wanted], sizes[op.wanted])
+        if 0 in given["w"].shape and 0 not in result:
+            raise broken("weights_empty", op.arg("w").name, given["w"].shape)
+    if out is not None and out.shape != result:
+        raise broken("shapes_agree", "out", out.shape, expected=result, source=op.output.name)
+    if prod(result) * DTYPES[out_dtype].size not in S64:
+        raise broken("addressable", op.output.name, result)
+    if "bias" in given and given["bias"].shape != (totals[op.wanted],):
+        raise broken("bias_length", "bias", given["bias"].shape, expected=totals[op.wanted])
+
+    described = {**given, op.wanted: out or Description(out_dtype, result)}
+    strides = {role: described[role].strides or dense_strides(described[role].shape) for role in ("x", "w", "y")}
+    bias = given.get("bias")
+    problem = Problem(
+        wanted=op.wanted,  # type: ignore[arg-type]
+        dtype=dtype,
+        out_dtype=out_dtype,
+        n=n,
+        g=groups,
+        cx=w.cx,
+        cy=w.cy,
+        x=sizes["x"],
+        w=w.kernel,
+        y=sizes["y"],
+        stride=stride,
+        dilation=dilation,
+        pad=begin,
+        x_strides=settle((n, groups, w.cx, *sizes["x"]), _split_data(strides["x"], axes["x"], w.cx)),
+        w_strides=settle((groups, w.cy, w.cx, *w.kernel), _split_weights(strides["w"], axes["w"], w)),
+        y_strides=settle((n, groups, w.cy, *sizes["y"]), _split_data(strides["y"], axes["y"], w.cy)),
+        bias_stride=None if bias is None else (bias.strides or (1,))[0],
+        accumulate=attrs["accumulate"],
+    )
+    return Binding(op, problem, result, begin, end)
+
+
+def _out_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
+    """The element type of the result."""
+    allowed = (dtype, "f32") if dtype in ("bf16", "f16") else (dtype,)
+    if asked and asked not in allowed:
+        raise broken("output_dtype", "out_dtype", asked, expected=" or ".join(allowed))
+    if out is None:
+        return asked or dtype
+    if out.dtype not in ((asked,) if asked else allowed):
+        raise broken("output_dtype", "out", out.dtype, expected=asked or " or ".join(allowed))
+    return out.dtype
+
+
+def _rank(op: Op, first: str, given: Mapping[str, Description], out: Description | None) -> int:
+    """The number of spatial axes, the same in every tensor."""
+    shape = given[next(a.role for a in op.inputs if a.name == first)].shape
+    if not 3 <= len(shape) <= 5:
+        raise broken("data_rank", first, shape)
+    for role, description in given.items():
+        name = op.arg(role).name
+        if role in ("x", "w", "y") and len(description.shape) != len(shape):
+            raise broken("same_rank", name, description.shape, expected=len(shape), first=first, shape=shape)
+    if out is not None and len(out.shape) != len(shape):
+        raise broken("same_rank", "out", out.shape, expected=len(shape), first=first, shape=shape)
+    return len(shape) - 2
+
+
+def _per_axis(name: str, value: int | Ints, rank: int, tell: tuple[str, Ints]) -> Ints:
+    """One value per spatial axis. A scalar serves all; no pads at all are zeros; oneDNN pads its lists to 12."""
+    if isinstance(value, int):
+        return (value,) * rank
+    if not value and name.startswith("pads"):
+        return (0,) * rank
+    if name == "output_padding" and len(value) == MAX_NDIMS and not any(value[rank:]):
+        return value[:rank]
+    if len(value) != rank:
+        raise broken("axis_values", name, value, expected=values(rank), first=tell[0], shape=tell[1])
+    return value
+
+
+def _read(shape: Ints, axes: str) -> tuple[int, int, Ints]:
+    """Batch (or the first letter), channels (or the second) and spatial sizes, from a shape in the order of a format."""
+    rank = len(shape) - 2
+    spread = axes.index("k")
+    letters = sorted(set(axes) - {"k"}, key="nycx".index)
+    at = {letter: axes.index(letter) + (rank - 1 if axes.index(letter) > spread else 0) for letter in letters}
+    first, second = (shape[at[letter]] for letter in letters)
+    return first, second, shape[spread : spread + rank]
+
+
+def _place(axes: str, first: int, second: int, space: Ints) -> Ints:
+    """The inverse of `_read`."""
+    letters = sorted(set(axes) - {"k"}, key="nycx".index)
+    parts: dict[str, Ints] = {letters[0]: (first,), letters[1]: (second,), "k": space}
+    return tuple(size for letter in axes for size in parts[letter])
+
+
+def _batch_and_channels(
+    op: Op, given: Mapping[str, Description], axes: Mapping[str, str], groups: int
+) -> tuple[int, dict[str, int]]:
+    """The batch size, and the channels of each data tensor that is there."""
+    batch: int | None = None
+    totals: dict[str, int] = {}
+    first = ""
+    for role in (a.role for a in op.inputs if a.role in ("x", "y")):
+        name, shape = op.arg(role).name, given[role].shape
+        n, channels, _ = _read(shape, axes[role])
+        if channels % groups:
+            raise broken(
+                "groups_divide", "groups", f"{channels} channels and groups={groups}", tensor=name, shape=shape
+            )
+        if batch is not None and n != batch:
+            raise broken("same_batch", name, shape, first=first, expected=batch)
+        batch, totals[role], first = n, channels, first or name
+    assert batch is not None
+    return batch, totals
+
+
+def _asked_shape(
+    op: Op, attrs: Mapping[str, Any], shape: Ints | None, out: Description | None, rank: int, spatial_shape: bool
+) -> tuple[Ints, str]:
+    """The output's shape as the caller states it, and who stated it: the input, else the attribute, else `out`."""
+    name = op.shape_source
+    if name is None:
+        return (), ""
+    attribute = attrs[name] if any(attrs[name]) or len(attrs[name]) != MAX_NDIMS else None
+    asked = shape if shape is not None else attribute
+    if asked is None:
+        if out is None:
+            if op.wanted == "w":
+                raise broken("shape_given", name)
+            return (), name
+        return out.shape, "out"
+    lengths = {rank + 2, rank} if spatial_shape else {rank + 2}
+    if len(asked) not in lengths:
+        raise broken("shape_rank", name, asked, expected=values(rank + 2), tensor=op.output.name)
+    if min(asked) < 0:
+        raise broken("shape_sign", name, asked)
+    return asked, name
+
+
+def _asked_data(
+    op: Op,
+    asked: Ints,
+    source: str,
+    axes: str,
+    n: int,
+    channels: int,
+    rank: int,
+    given: Mapping[str, Description],
+    spatial_shape: bool,
+) -> Ints:
+    """The spatial sizes of an output whose shape was stated, its batch and channels checked."""
+    if spatial_shape and len(asked) == rank:
+        return asked
+    batch, stated, space = _read(asked, axes)
+    diff_dst, weights = op.arg("y"), op.arg("w")
+    if batch != n:
+        raise broken("same_batch", source, asked, first=diff_dst.name, expected=n)
+    if stated != channels:
+        raise broken("channels", source, asked, expected=channels, first=weights.name, shape=given["w"].shape)
+    return space
+
+
+def _weights(
+    op: Op,
+    shape: Ints,
+    axes: str,
+    groups: int,
+    totals: Mapping[str, int],
+    given: Mapping[str, Description],
+    source: str,
+) -> _Weights:
+    """Read the weights' shape. Transposed operations take oneDNN's layout of groups and the documented one (spec §3)."""
+    name = op.arg("w").name if "w" in given else source
+    wy, wx, kernel = _read(shape, axes)
+    candidates = {"y": (wy, wx * groups)}  # where the groups ride → total channels of y and x
+    if op.transposed and groups > 1:
+        candidates["x"] = (wy * groups, wx)
+    for grouped, (cy, cx) in candidates.items():
+        if totals.get("y", cy) == cy and totals.get("x", cx) == cx:
+            stated = cy if grouped == "y" else cx
+            if stated % groups:
+                message = f"{stated} channels and groups={groups}"
+                raise broken("groups_divide", "groups", message, tensor=name, shape=shape)
+            return _Weights(shape, cy // groups, cx // groups, kernel, grouped)
+    cy, cx = totals.get("y"), totals.get("x")
+    forms = []
+    for grouped in candidates:
+        y = "*" if cy is None else cy // groups if grouped == "x" else cy
+        x = "*" if cx is None else cx // groups if grouped == "y" else cx
+        forms.append(_place(axes, y, x, kernel))  # type: ignore[arg-type]
+    first = next(a for a in op.inputs if a.role in ("x", "y") and a.role in totals)
+    raise broken(
+        "weights_channels",
+        name,
+        shape,
+        expected=" or ".join("(" + ", ".join(map(str, form)) + ")" for form in forms),
+        groups=groups,
+        first=" and ".join(a.name for a in op.inputs if a.role in totals),
+        shape=" and ".join(str(given[a.role].shape) for a in op.inputs if a.role in totals) or given[first.role].shape,
+    )
+
+
+def _same_padding(
+    sizes: Mapping[str, Ints], span: Ints, stride: Ints, extra: Ints, documented: bool, transposed: bool
+) -> Ints:
+    """The total padding of SAME per axis (spec §4.2, §12 rows 3, 4 and 6)."""
+    if documented and "x" in sizes:
+        totals = [
+            s * (y - 1) + e - x + o for s, y, e, x, o in zip(stride, sizes["y"], span, sizes["x"], extra, strict=True)
+        ]
+    elif "x" not in sizes or (transposed and any(extra)):
+        totals = [e - s for e, s in zip(span, stride, strict=True)]
+    else:
+        totals = [e - (n % s or s) for e, s, n in zip(span, stride, sizes["x"], strict=True)]
+    return tuple(max(t, 0) for t in totals)
+
+
+def _check_windows(
+    op: Op,
+    sizes: Mapping[str, Ints],
+    kernel: Ints,
+    span: Ints,
+    stride: Ints,
+    dilation: Ints,
+    begin: Ints,
+    end: Ints,
+    source: str,
+) -> None:
+    """The sizes of x and y must belong together (spec §4.3, §4.4)."""
+    pads = tuple(b + e for b, e in zip(begin, end, strict=True))
+    small = window_sizes(sizes["x"], kernel, stride, dilation, pads)
+    big_name = source if op.wanted == "x" and source else op.arg("x").name
+    for axis, size in enumerate(sizes["x"]):
+        if small[axis] < 0:
+            has = f"{size} + {begin[axis]} + {end[axis]}"
+            need = f"{span[axis]} on spatial axis {axis}"
+            raise broken("kernel_fits", big_name, expected=need, size=has)
+        if "y" in sizes and sizes["y"][axis] != small[axis]:
+            formula = (
+                f"({size} + {begin[axis]} + {end[axis]} - {span[axis]}) // {stride[axis]} + 1 for {big_name} of {size}"
+            )
+            hint = ""
+            if op.wanted == "x":
+                least = stride[axis] * (sizes["y"][axis] - 1) + span[axis] - pads[axis]
+                hint = f"{op.output.name} may have {least} to {least + stride[axis] - 1} there"
+            name = op.arg("y").name
+            got = sizes["y"][axis]
+            raise broken("spatial_sizes", name, got, hint=hint, expected=small[axis], axis=axis, formula=formula)
+
+
+def _check_output_padding(
+    op: Op, sizes: Mapping[str, Ints], span: Ints, stride: Ints, begin: Ints, end: Ints, extra: Ints
+) -> None:
+    """A stated output_padding must explain the size of diff_dst (spec §12 row 6)."""
+    for axis, size in enumerate(sizes["x"]):
+        expected = stride[axis] * (sizes["y"][axis] - 1) + span[axis] - begin[axis] - end[axis] + extra[axis]
+        if size != expected:
+            formula = (
+                f"{stride[axis]} * ({sizes['y'][axis]} - 1) + {span[axis]} - {begin[axis]} - {end[axis]}"
+                f" + output_padding {extra[axis]}"
+            )
+            name = op.arg("x").name
+            raise broken("spatial_sizes", name, size, expected=expected, axis=axis, formula=formula)
+
+
+def _split_data(strides: Ints, axes: str, channels: int) -> Ints:
+    """Strides over (n, g, c, *space) from those of a tensor in the order of its format."""
+    n, c, space = _read(strides, axes)
+    return (n, c * channels, c, *space)
+
+
+def _split_weights(strides: Ints, axes: str, w: _Weights) -> Ints:
+    """Strides over (g, cy, cx, *kernel) from those of weights in the order of their format."""
+    cy, cx, kernel = _read(strides, axes)
+    group = cy * w.cy if w.grouped == "y" else cx * w.cx
+    return (group, cy, cx, *kernel)

@@ -1,0 +1,152 @@
+"""Checks of an operation by itself, before any shape is known: the count and types of inputs, and the attributes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
+from typing import Any
+
+from ..errors import SpecError
+from .table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, RULES, Attr, Op
+
+S64 = range(-(2**63), 2**63)
+
+
+def broken(rule: str, argument: str, got: object = None, *, hint: str = "", **facts: object) -> SpecError:
+    """The error for a broken rule: what, rule, got, and what to do. The operation's name is added at the edge."""
+    entry = RULES[rule]
+    message = f"{argument} {entry.text.format(**facts)}"
+    if got is not None:
+        message += f", got {got}"
+    if hint:
+        message += f"; {hint}"
+    return SpecError(message, status=entry.status, rule=rule, argument=argument)
+
+
+def meant(word: object, known: Iterable[str]) -> str:
+    """A hint at the name that a person may have meant."""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word).lower(), names, n=1)
+    return f"did you mean {names[close[0]]!r}?" if close else ""
+
+
+def lookup(kind: object) -> Op:
+    """The row of an operation."""
+    op = OPS.get(kind) if isinstance(kind, str) else None
+    if op is None:
+        known = ", ".join(OPS)
+        raise broken("known_operation", repr(kind), hint=meant(kind, OPS) or f"there are {known}")
+    return op
+
+
+def values(count: int) -> str:
+    """A count of values in words."""
+    return f"{count} value" if count == 1 else f"{count} values"
+
+
+def check_input_count(op: Op, count: int) -> None:
+    """The number of inputs."""
+    least, most = op.required_inputs, len(op.inputs)
+    if not least <= count <= most:
+        expected = str(most) if least == most else f"{least} or {most}"
+        names = ", ".join(a.name if a.required else f"[{a.name}]" for a in op.inputs)
+        raise broken("input_count", "the operation", count, expected=expected, names=names)
+
+
+def check_dtypes(op: Op, dtypes: Sequence[str | None], *, strict: bool = False) -> str:
+    """The element types of the tensors among the inputs; the first one fixes the others. Returns it."""
+    known = DTYPES if strict else (*DTYPES, *EXTENDED_DTYPES)
+    first = ""
+    for arg, dtype in zip(op.inputs, dtypes, strict=False):
+        if arg.role == "shape" or dtype is None:
+            continue
+        if dtype not in known:
+            raise broken("input_dtype", arg.name, dtype, expected=", ".join(known))
+        if first and dtype != first:
+            raise broken("same_dtype", arg.name, dtype, first=op.inputs[0].name, expected=first)
+        first = dtype
+    return first
+
+
+def check_attributes(
+    op: Op, given: Mapping[str, Any], *, allow_empty: bool = False, strict: bool = False
+) -> dict[str, Any]:
+    """The attributes as exact values, defaults filled in. Lists are tuples; a scalar for a list stays a scalar.
+
+    `allow_empty` lets a shape hold zeros, for operations on empty tensors. `strict` refuses what oneDNN refuses.
+    """
+    checked: dict[str, Any] = {}
+    for attr in op.attrs:
+        if attr.name in given and given[attr.name] is not None:
+            checked[attr.name] = _exact(attr, given[attr.name], allow_empty, strict)
+        elif attr.default is REQUIRED:
+            raise broken("required_attribute", attr.name, hint=f"it is the {attr.text}")
+        else:
+            checked[attr.name] = attr.default
+    for name in given:
+        if op.attr(name) is None:
+            known = [a.name for a in op.attrs]
+            raise broken("known_attribute", name, hint=meant(name, known) or f"there are {', '.join(known)}")
+    return checked
+
+
+def _exact(attr: Attr, value: Any, allow_empty: bool, strict: bool) -> Any:
+    """One attribute's value in its exact type."""
+    if strict and attr.origin != "onednn":
+        raise broken("strict", attr.name)
+    if attr.type == "string":
+        return _choice(attr, value, strict)
+    if attr.type == "bool":
+        if not isinstance(value, bool):
+            raise broken("attribute_type", attr.name, repr(value), expected="True or False")
+        return value
+    if attr.type == "s64":
+        return _at_least(attr, _whole(attr, value, "a whole number (s64)"), attr.minimum, value)
+    expected = "a list of whole numbers (s64)"
+    if attr.per == "axis":
+        expected += ", or one for every axis"
+    if getattr(value, "ndim", None) != 0 and hasattr(value, "__len__") and not isinstance(value, (str, bytes, Mapping)):
+        numbers = tuple(_whole(attr, v, expected, value) for v in value)
+    elif attr.per == "axis":
+        return _at_least(attr, _whole(attr, value, expected), attr.minimum, value)
+    else:
+        raise broken("attribute_type", attr.name, repr(value), expected=expected)
+    if len(numbers) == MAX_NDIMS and not any(numbers) and attr.default is not REQUIRED:
+        return attr.default  # how oneDNN writes an unset list
+    minimum = 0 if attr.per == "dimension" and allow_empty else attr.minimum
+    for number in numbers:
+        _at_least(attr, number, minimum, numbers)
+    return numbers
+
+
+def _whole(attr: Attr, value: Any, expected: str, whole: Any = None) -> int:
+    """A Python integer in the range of s64."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number not in S64:
+        got = value if whole is None else whole
+        raise broken("attribute_type", attr.name, repr(got), expected=expected) from None
+    return number
+
+
+def _at_least(attr: Attr, number: int, minimum: int | None, got: Any) -> int:
+    """The number, if it is not too small."""
+    if minimum is not None and number < minimum:
+        raise broken("attribute_minimum", attr.name, got, minimum=minimum)
+    return number
+
+
+def _choice(attr: Attr, value: Any, strict: bool) -> str:
+    """The canonical spelling of a string attribute."""
+    expected = ", ".join(attr.choices)
+    if not isinstance(value, str):
+        raise broken("attribute_type", attr.name, repr(value), expected=f"a string: {expected}")
+    found = {c.lower(): c for c in attr.choices}.get(value.lower()) if attr.any_case else value
+    if found not in attr.choices:
+        raise broken("attribute_choice", attr.name, repr(value), hint=meant(value, attr.choices), expected=expected)
+    if strict and found in attr.beyond:
+        raise broken("strict", f"{attr.name}={value!r}")
+    return found
