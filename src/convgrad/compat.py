@@ -17,7 +17,7 @@ __all__ = [
 
 
 @operation("ConvolutionBackpropData")
-def convolution_backprop_data(  # type: ignore[empty-body]
+def convolution_backprop_data(
     output_delta: Tensor,
     filter: Tensor,
     output_shape: Tensor = None,
@@ -40,7 +40,7 @@ def convolution_backprop_data(  # type: ignore[empty-body]
 
 
 @operation("ConvolutionBackpropFilters")
-def convolution_backprop_filters(  # type: ignore[empty-body]
+def convolution_backprop_filters(
     input_forward: Tensor,
     output_delta: Tensor,
     filter_shape: Tensor = None,
@@ -62,7 +62,7 @@ def convolution_backprop_filters(  # type: ignore[empty-body]
 
 
 @operation("ConvTransposeBackpropData")
-def conv_transpose_backprop_data(  # type: ignore[empty-body]
+def conv_transpose_backprop_data(
     output_delta: Tensor,
     filter: Tensor,
     *,
@@ -84,7 +84,7 @@ def conv_transpose_backprop_data(  # type: ignore[empty-body]
 
 
 @operation("ConvTransposeBackpropFilters")
-def conv_transpose_backprop_filters(  # type: ignore[empty-body]
+def conv_transpose_backprop_filters(
     input_forward: Tensor,
     output_delta: Tensor,
     filter_shape: Tensor = None,

@@ -122,7 +122,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 @operation("Convolution")
-def convolution(  # type: ignore[empty-body]
+def convolution(
     src: Tensor,
     weights: Tensor,
     bias: Tensor = None,
@@ -149,7 +149,7 @@ def convolution(  # type: ignore[empty-body]
 
 
 @operation("ConvolutionBackwardData")
-def convolution_backward_data(  # type: ignore[empty-body]
+def convolution_backward_data(
     diff_dst: Tensor,
     weights: Tensor,
     dst_shape: Tensor = None,
@@ -181,7 +181,7 @@ def convolution_backward_data(  # type: ignore[empty-body]
 
 
 @operation("ConvolutionBackwardWeights")
-def convolution_backward_weights(  # type: ignore[empty-body]
+def convolution_backward_weights(
     src: Tensor,
     diff_dst: Tensor,
     weights_shape: Tensor = None,
@@ -209,7 +209,7 @@ def convolution_backward_weights(  # type: ignore[empty-body]
 
 
 @operation("ConvTranspose")
-def conv_transpose(  # type: ignore[empty-body]
+def conv_transpose(
     src: Tensor,
     weights: Tensor,
     bias: Tensor = None,
@@ -237,7 +237,7 @@ def conv_transpose(  # type: ignore[empty-body]
 
 
 @operation("ConvTransposeBackwardData")
-def conv_transpose_backward_data(  # type: ignore[empty-body]
+def conv_transpose_backward_data(
     diff_dst: Tensor,
     weights: Tensor,
     *,
@@ -265,7 +265,7 @@ def conv_transpose_backward_data(  # type: ignore[empty-body]
 
 
 @operation("ConvTransposeBackwardWeights")
-def conv_transpose_backward_weights(  # type: ignore[empty-body]
+def conv_transpose_backward_weights(
     src: Tensor,
     diff_dst: Tensor,
     weights_shape: Tensor = None,

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from .dtypes import DTYPES
-from .spec.problem import Ints, Problem, Role
+from .spec.problem import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Slices = tuple[slice, ...]
+Index = tuple[Any, ...]
 
 
 def compute(problem: Problem, tensors: dict[str, Array], out: Array | None = None, *, oracle: bool = False) -> Array:
@@ -47,19 +47,17 @@ def compute(problem: Problem, tensors: dict[str, Array], out: Array | None = Non
     return out
 
 
-def _meetings(p: Problem) -> Iterator[tuple[Ints, Slices, Slices]]:
-    """Each kernel element that meets x: its index, the slice of x it reads and the slice of y it serves."""
+def _meetings(p: Problem) -> Iterator[tuple[Index, Index, Index]]:
+    """Where each kernel element meets x: its place in w, the slice of x it reads and the slice of y it serves."""
     for k in product(*map(range, p.w)):
         reach = [p.reach(axis, k[axis]) for axis in range(p.rank)]
         if all(start < stop for start, stop in reach):
-            first = [
-                s * a + t * d - b for s, (a, _), t, d, b in zip(p.stride, reach, k, p.dilation, p.pad, strict=True)
-            ]
-            x = tuple(
-                slice(f, f + s * (stop - start - 1) + 1, s)
-                for f, s, (start, stop) in zip(first, p.stride, reach, strict=True)
+            shift = [t * d - b for t, d, b in zip(k, p.dilation, p.pad, strict=True)]
+            x = (
+                slice(s * start + f, s * (stop - 1) + f + 1, s)
+                for s, (start, stop), f in zip(p.stride, reach, shift, strict=True)
             )
-            yield k, x, tuple(slice(start, stop) for start, stop in reach)
+            yield (..., *k), (..., *x), (..., *(slice(start, stop) for start, stop in reach))
 
 
 def _flat(a: Array) -> Array:
@@ -70,16 +68,16 @@ def _flat(a: Array) -> Array:
 def _forward(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     y = np.zeros(p.shape("y"), sums)
     for k, at_x, at_y in _meetings(p):
-        x = t["x"][(..., *at_x)]
-        y[(..., *at_y)] += (t["w"][(..., *k)] @ _flat(x)).reshape(p.n, p.g, p.cy, *x.shape[3:])
+        x = t["x"][at_x]
+        y[at_y] += (t["w"][k] @ _flat(x)).reshape(p.n, p.g, p.cy, *x.shape[3:])
     return y
 
 
 def _data(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     x = np.zeros(p.shape("x"), sums)
     for k, at_x, at_y in _meetings(p):
-        y = t["y"][(..., *at_y)]
-        x[(..., *at_x)] += (t["w"][(..., *k)].swapaxes(1, 2) @ _flat(y)).reshape(p.n, p.g, p.cx, *y.shape[3:])
+        y = t["y"][at_y]
+        x[at_x] += (t["w"][k].swapaxes(1, 2) @ _flat(y)).reshape(p.n, p.g, p.cx, *y.shape[3:])
     return x
 
 
@@ -87,16 +85,16 @@ def _weights(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     w = np.zeros(p.shape("w"), sums)
     for k, at_x, at_y in _meetings(p):
         # (g, cy, images and pixels) @ (g, images and pixels, cx)
-        y, x = (np.moveaxis(_flat(a), 0, 2) for a in (t["y"][(..., *at_y)], t["x"][(..., *at_x)]))
+        y, x = (np.moveaxis(_flat(a), 0, 2) for a in (t["y"][at_y], t["x"][at_x]))
         length = p.n * y.shape[-1]
-        w[(..., *k)] = y.reshape(p.g, p.cy, length) @ x.reshape(p.g, p.cx, length).swapaxes(1, 2)
+        w[k] = y.reshape(p.g, p.cy, length) @ x.reshape(p.g, p.cx, length).swapaxes(1, 2)
     return w
 
 
 _COMPUTE = {"y": _forward, "x": _data, "w": _weights}
 
 
-def canonical(array: Array, problem: Problem, role: Role) -> Array:
+def canonical(array: Array, problem: Problem, role: str) -> Array:
     """A caller's array as a view over the axes of `Problem.shape`, through the problem's strides."""
     strides = tuple(s * array.itemsize for s in problem.strides(role))
     return np.lib.stride_tricks.as_strided(array, problem.shape(role), strides)

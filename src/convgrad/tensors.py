@@ -110,10 +110,11 @@ def _open_torch(tensor: Any, name: str) -> Array:
         raise broken("input_array", name, f"a tensor of layout {tensor.layout}", hint="make it dense with .to_dense()")
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.dtype is torch.bfloat16:
-        array: Array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return array
+        bits: Array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return bits
     try:
-        return tensor.numpy()  # type: ignore[no-any-return]
+        array: Array = tensor.numpy()
+        return array
     except (TypeError, RuntimeError):
         raise broken("input_array", name, f"a tensor of {tensor.dtype}") from None
 

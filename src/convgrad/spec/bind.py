@@ -66,7 +66,7 @@ def bind(
     """
     given = {arg.role: d for arg, d in zip(op.inputs, inputs, strict=False) if d is not None}
     check_input_count(op, sum(arg.required for arg in op.inputs if arg.role in given))
-    dtype = check_dtypes(op, [d and d.dtype for d in inputs], strict=strict)
+    dtype = check_dtypes(op, [d.dtype if d else None for d in inputs], strict=strict)
     empty = any(0 in d.shape for d in given.values())
     attrs = check_attributes(op, attributes, allow_empty=empty, strict=strict)
     out_dtype = _out_dtype(op, dtype, attrs["out_dtype"], out)
@@ -92,7 +92,7 @@ def bind(
     if min(w.kernel) < 1:
         raise broken("weights_empty", source if op.wanted == "w" else op.arg("w").name, w.shape)
     span = tuple(extent(k, d) for k, d in zip(w.kernel, dilation, strict=True))
-    sizes = {role: _read(given[role].shape, axes[role])[2] for role in ("x", "y") if role in given}
+    sizes: dict[str, Ints] = {role: _read(given[role].shape, axes[role])[2] for role in ("x", "y") if role in given}
 
     if op.wanted == "x" and not op.transposed and asked:
         sizes["x"] = _asked_data(op, asked, source, axes["x"], n, w.cx * groups, rank, given, spatial_shape)
@@ -144,7 +144,7 @@ def bind(
     strides = {role: described[role].strides or dense_strides(described[role].shape) for role in ("x", "w", "y")}
     bias = given.get("bias")
     problem = Problem(
-        wanted=op.wanted,  # type: ignore[arg-type]
+        wanted=op.wanted,
         dtype=dtype,
         out_dtype=out_dtype,
         n=n,
@@ -206,7 +206,7 @@ def _per_axis(name: str, value: int | Ints, rank: int, tell: tuple[str, Ints]) -
 
 
 def _read(shape: Ints, axes: str) -> tuple[int, int, Ints]:
-    """Batch (or the first letter), channels (or the second) and spatial sizes, from a shape in the order of a format."""
+    """Batch and channels of data, y and x channels of weights, and the spatial sizes, from a shape in a format."""
     rank = len(shape) - 2
     spread = axes.index("k")
     letters = sorted(set(axes) - {"k"}, key="nycx".index)
@@ -233,9 +233,7 @@ def _batch_and_channels(
         name, shape = op.arg(role).name, given[role].shape
         n, channels, _ = _read(shape, axes[role])
         if channels % groups:
-            raise broken(
-                "groups_divide", "groups", f"{channels} channels and groups={groups}", tensor=name, shape=shape
-            )
+            raise broken("groups_divide", "groups", f"{channels} and groups={groups}", tensor=name, shape=shape)
         if batch is not None and n != batch:
             raise broken("same_batch", name, shape, first=first, expected=batch)
         batch, totals[role], first = n, channels, first or name
@@ -298,7 +296,7 @@ def _weights(
     given: Mapping[str, Description],
     source: str,
 ) -> _Weights:
-    """Read the weights' shape. Transposed operations take oneDNN's layout of groups and the documented one (spec §3)."""
+    """Read the weights' shape. Transposed operations take oneDNN's layout of groups and the documented one."""
     name = op.arg("w").name if "w" in given else source
     wy, wx, kernel = _read(shape, axes)
     candidates = {"y": (wy, wx * groups)}  # where the groups ride → total channels of y and x
@@ -308,31 +306,30 @@ def _weights(
         if totals.get("y", cy) == cy and totals.get("x", cx) == cx:
             stated = cy if grouped == "y" else cx
             if stated % groups:
-                message = f"{stated} channels and groups={groups}"
+                message = f"{stated} and groups={groups}"
                 raise broken("groups_divide", "groups", message, tensor=name, shape=shape)
             return _Weights(shape, cy // groups, cx // groups, kernel, grouped)
-    cy, cx = totals.get("y"), totals.get("x")
     forms = []
     for grouped in candidates:
-        y = "*" if cy is None else cy // groups if grouped == "x" else cy
-        x = "*" if cx is None else cx // groups if grouped == "y" else cx
-        forms.append(_place(axes, y, x, kernel))  # type: ignore[arg-type]
-    first = next(a for a in op.inputs if a.role in ("x", "y") and a.role in totals)
+        sizes: dict[str, Sequence[object]] = {"y": "*", "x": "*", "k": kernel}
+        sizes |= {role: (total if role == grouped else total // groups,) for role, total in totals.items()}
+        forms.append("(" + ", ".join(str(size) for letter in axes for size in sizes[letter]) + ")")
+    known = [a for a in op.inputs if a.role in totals]
     raise broken(
         "weights_channels",
         name,
         shape,
-        expected=" or ".join("(" + ", ".join(map(str, form)) + ")" for form in forms),
+        expected=" or ".join(forms),
         groups=groups,
-        first=" and ".join(a.name for a in op.inputs if a.role in totals),
-        shape=" and ".join(str(given[a.role].shape) for a in op.inputs if a.role in totals) or given[first.role].shape,
+        first=" and ".join(a.name for a in known),
+        shape=" and ".join(str(given[a.role].shape) for a in known),
     )
 
 
 def _same_padding(
     sizes: Mapping[str, Ints], span: Ints, stride: Ints, extra: Ints, documented: bool, transposed: bool
 ) -> Ints:
-    """The total padding of SAME per axis (spec §4.2, §12 rows 3, 4 and 6)."""
+    """The total padding of SAME per axis."""
     if documented and "x" in sizes:
         totals = [
             s * (y - 1) + e - x + o for s, y, e, x, o in zip(stride, sizes["y"], span, sizes["x"], extra, strict=True)
@@ -355,7 +352,7 @@ def _check_windows(
     end: Ints,
     source: str,
 ) -> None:
-    """The sizes of x and y must belong together (spec §4.3, §4.4)."""
+    """The sizes of x and y must belong together."""
     pads = tuple(b + e for b, e in zip(begin, end, strict=True))
     small = window_sizes(sizes["x"], kernel, stride, dilation, pads)
     big_name = source if op.wanted == "x" and source else op.arg("x").name
@@ -380,7 +377,7 @@ def _check_windows(
 def _check_output_padding(
     op: Op, sizes: Mapping[str, Ints], span: Ints, stride: Ints, begin: Ints, end: Ints, extra: Ints
 ) -> None:
-    """A stated output_padding must explain the size of diff_dst (spec §12 row 6)."""
+    """A stated output_padding must explain the size of diff_dst."""
     for axis, size in enumerate(sizes["x"]):
         expected = stride[axis] * (sizes["y"][axis] - 1) + span[axis] - begin[axis] - end[axis] + extra[axis]
         if size != expected:

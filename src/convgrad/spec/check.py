@@ -144,7 +144,7 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
     expected = ", ".join(attr.choices)
     if not isinstance(value, str):
         raise broken("attribute_type", attr.name, repr(value), expected=f"a string: {expected}")
-    found = {c.lower(): c for c in attr.choices}.get(value.lower()) if attr.any_case else value
+    found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value
     if found not in attr.choices:
         raise broken("attribute_choice", attr.name, repr(value), hint=meant(value, attr.choices), expected=expected)
     if strict and found in attr.beyond:

@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Any
 
 from ..dtypes import DTYPES
 from ..errors import SpecError
 
 Ints = tuple[int, ...]
-Role = Literal["x", "w", "y"]
+Role = str  # "x", "w" or "y"
 
 
 def dense_strides(shape: Ints, order: Ints | None = None) -> Ints:
@@ -35,7 +35,7 @@ def settle(shape: Ints, strides: Ints) -> Ints:
 
 
 def window_sizes(x: Ints, kernel: Ints, stride: Ints, dilation: Ints, pads: Ints) -> Ints:
-    """Sizes of y from those of x, where `pads` is the padding of both ends together. Negative: the kernel does not fit."""
+    """Sizes of y from those of x; `pads` is the padding of both ends together. Negative: the kernel does not fit."""
     spans = (n + p - extent(k, d) for n, k, d, p in zip(x, kernel, dilation, pads, strict=True))
     return tuple(span // s + 1 if span >= 0 else -1 for span, s in zip(spans, stride, strict=True))
 
@@ -97,7 +97,7 @@ class Problem:
     def given(self) -> tuple[Role, Role]:
         """The two tensors that the wanted one is computed from."""
         a, b = (role for role in ("x", "w", "y") if role != self.wanted)
-        return a, b  # type: ignore[return-value]
+        return a, b
 
     def dtype_of(self, role: Role) -> str:
         """The element type of a tensor."""
@@ -168,12 +168,14 @@ class Problem:
         if len(words) < 2 or words[0] not in ("x", "w", "y") or words[1] not in DTYPES or missing:
             lacks = f", which has {', '.join(m.removesuffix('_sizes') for m in missing)} too" if missing else ""
             raise SpecError(f"problem text: {text!r} is not of the form of {_EXAMPLE!r}{lacks}")
-        counts = {k: int(found[k]) for k in _COUNTS}
-        sizes = {name: tuple(map(int, found[f"{key}_sizes"].split("x"))) for key, name in _SIZES.items()}
+        counts: dict[str, Any] = {k: int(found[k]) for k in _COUNTS}
+        sizes: dict[str, Any] = {
+            name: tuple(map(int, found[f"{key}_sizes"].split("x"))) for key, name in _SIZES.items()
+        }
         if len({len(v) for v in sizes.values()}) != 1:
             raise SpecError(f"problem text: every size in {text!r} needs the same number of axes")
         plain = cls(
-            wanted=words[0],  # type: ignore[arg-type]
+            wanted=words[0],
             dtype=words[1],
             out_dtype=found.get("out", words[1]),
             **counts,

@@ -48,7 +48,7 @@ class Arg:
     """One input or output, at its index: the name, and the role it plays in y = conv(x, w)."""
 
     name: str
-    role: Literal["x", "w", "y", "bias", "shape"]
+    role: str  # x, w, y, bias or shape
     text: str
     required: bool = True
 
