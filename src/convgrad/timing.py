@@ -1,0 +1,299 @@
+"""Timing that several thread pools can share a machine for, and the limits of the machine itself.
+
+Two pools that spin while they wait, ours and an OpenMP one, slow each other two to three times when they take turns
+quickly. So callables are measured in blocks, and a block begins when no thread of the process uses the CPU any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one callable took, in seconds: the least of all runs, and the middle of the blocks' middles."""
+
+    least: float
+    middle: float
+    runs: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the time for one case is spent."""
+
+    budget: float = 2.0  # seconds for all callables of a case together, the pauses included
+    blocks: int = 4  # per callable
+    warm_up: float = 0.004  # seconds at the beginning of a block whose runs do not count
+    shortest: int = 3  # runs that a block has at least, unless a single run takes longer than its share of the budget
+
+
+def alternate(callables: Mapping[str, Callable[[], object]], pace: Pace = Pace()) -> dict[str, Timing]:  # noqa: B008
+    """Time callables in turns, one block each, until the budget is spent."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in callables}
+    share = pace.budget / max(1, len(callables))
+    spent = dict.fromkeys(callables, 0.0)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for block in range(pace.blocks):
+            for name, function in callables.items():
+                if spent[name] >= share and taken[name]:
+                    continue
+                began = time.perf_counter()
+                rest()
+                until = began + (share - spent[name]) / (pace.blocks - block)
+                taken[name].append(_block(function, until, pace))
+                spent[name] += time.perf_counter() - began
+    finally:
+        if collecting:
+            gc.enable()
+    return {
+        name: Timing(
+            least=min(map(min, blocks)),
+            middle=median(map(median, blocks)),
+            runs=sum(map(len, blocks)),
+            blocks=len(blocks),
+        )
+        for name, blocks in taken.items()
+    }
+
+
+def _block(function: Callable[[], object], until: float, pace: Pace) -> list[float]:
+    """The times of runs in a row, the first ones left out. A run that takes all the time there is counts by itself."""
+    clock = time.perf_counter
+    start = clock()
+    function()
+    took = clock() - start
+    if clock() + took > until:
+        return [took]
+    warm = start + pace.warm_up
+    while clock() < warm:
+        function()
+    times: list[float] = []
+    while True:
+        start = clock()
+        function()
+        end = clock()
+        times.append(end - start)
+        if end >= until and len(times) >= pace.shortest:
+            return times
+
+
+def rest(longest: float = 0.25, step: float = 0.004) -> None:
+    """Sleep until the threads of this process have stopped spinning: a worker spins for some ms after its last task."""
+    end = time.perf_counter() + longest
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(step)
+        if time.process_time() - before < step / 8:
+            return
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can do at most with so many threads, measured now."""
+
+    cpu: str
+    threads: int
+    fma: Mapping[str, float]  # element type → FLOP/s of multiply-adds in registers
+    fma_single: Mapping[str, float]  # the same on one thread
+    bf16_dot: float | None  # FLOP/s of the CPU's bf16 dot products, where it has them
+    copies: Mapping[int, float]  # bytes of a working set → bytes/s, read and written, of a copy
+
+    def copy_speed(self, size: int) -> float:
+        """Bytes per second of a copy that touches so many bytes in all, between the sizes that were measured."""
+        sizes = sorted(self.copies)
+        speeds = [self.copies[s] for s in sizes]
+        return float(np.interp(np.log(max(size, 1)), np.log(sizes), speeds))
+
+    def bound(self, flops: int, size: int, dtype: str) -> tuple[float, str]:
+        """The least time that flops and bytes allow, and which of the two sets it: "fma" or "copy"."""
+        compute = flops / self.fma["f64" if dtype == "f64" else "f32"] if self.fma else 0.0
+        move = size / self.copy_speed(size)
+        return (compute, "fma") if compute >= move else (move, "copy")
+
+
+def measure_machine(threads: int, seconds: float = 2.0) -> Machine:
+    """Measure the limits of this machine; the time is divided between them."""
+    sizes = [1 << power for power in (18, 20, 21, 22, 23, 24, 25, 26, 28)]
+    piece = seconds / 16
+    rest()
+    fma, single = {}, {}
+    for dtype in ("f32", "f64"):
+        one = fma_speed(dtype, 1, piece)
+        if one is None:
+            break
+        single[dtype] = one
+        fma[dtype] = fma_speed(dtype, threads, piece) or one
+    dot = fma_speed("bf16", threads, piece)
+    copies = {size: copy_speed(size, threads, piece) for size in sizes}
+    return Machine(cpu_name(), threads, fma, single, dot, copies)
+
+
+def cpu_name() -> str:
+    """The CPU's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cpu_count() -> int:
+    """How many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
+    """FLOP/s of multiply-adds between registers, on so many threads; None where no code for them can be made.
+
+    "bf16" stands for the CPU's own dot products of bf16 pairs, None where it has none.
+    """
+    from .cpu import jit  # LLVM is loaded when it is needed.
+    from .errors import CompileError
+
+    triple, cpu, features = jit.host()
+    loop = _fma_loop(dtype, triple, features.split(","))
+    if loop is None:
+        return None
+    text, flops = loop
+    try:
+        module = jit.load(text, triple, cpu, features)
+    except CompileError:
+        return None
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(module.address("fma"))
+    places = [np.full(1 << 12, 1e-3, np.float32 if dtype != "f64" else np.float64) for _ in range(threads)]
+    turns = 1 << 14
+
+    def work(thread: int) -> None:
+        function(turns, places[thread].ctypes.data)
+
+    took = _side_by_side(work, threads, seconds)
+    del module
+    return threads * turns * flops / took
+
+
+def copy_speed(size: int, threads: int, seconds: float = 0.1) -> float:
+    """Bytes per second, read and written, of copies that touch `size` bytes in all on so many threads."""
+    half = max(size // 2 // threads, 64)
+    pairs = [(np.ones(half, np.uint8), np.zeros(half, np.uint8)) for _ in range(threads)]
+    # Enough copies in a row to make the start of the threads small.
+    times = max(1, (1 << 24) // size)
+
+    def work(thread: int) -> None:
+        source, target = pairs[thread]
+        for _ in range(times):
+            np.copyto(target, source)
+
+    return 2 * half * threads * times / _side_by_side(work, threads, seconds)
+
+
+def _side_by_side(work: Callable[[int], None], threads: int, seconds: float) -> float:
+    """The least time in which all threads have done their work once, each beginning at a common signal."""
+    rounds: list[float] = []
+    gate = threading.Barrier(threads + 1)
+    running = True
+
+    def follow(thread: int) -> None:
+        while True:
+            gate.wait()
+            if not running:
+                return
+            began[thread] = time.perf_counter()
+            work(thread)
+            ended[thread] = time.perf_counter()
+            gate.wait()
+
+    began, ended = [0.0] * threads, [0.0] * threads
+    followers = [threading.Thread(target=follow, args=(i,), daemon=True) for i in range(threads)]
+    for follower in followers:
+        follower.start()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(rounds) < 3:
+        gate.wait()
+        gate.wait()
+        rounds.append(max(ended) - min(began))
+    running = False
+    gate.wait()
+    for follower in followers:
+        follower.join()
+    return min(rounds)
+
+
+def _fma_loop(dtype: str, triple: str, features: list[str]) -> tuple[str, int] | None:
+    """IR of a loop of independent multiply-adds, and the FLOPs of one turn."""
+    x86 = triple.startswith(("x86_64", "i686", "amd64"))
+    wide = 64 if "+avx512f" in features else 32 if "+avx" in features else 16
+    scalar, size = ("double", 8) if dtype == "f64" else ("float", 4)
+    lanes = wide // size
+    vector = f"<{lanes} x {scalar}>"
+    if dtype == "bf16":
+        if "+avx512bf16" not in features:
+            return None
+        factor = f"<{2 * lanes} x bfloat>"
+        name, order, pairs = "llvm.x86.avx512bf16.dpbf16ps.512", "{c}, {f} %a, {f} %b", 2
+        declared = f"{vector}, {factor}, {factor}"
+    else:
+        factor = vector
+        # Fused where the CPU can, else two instructions.
+        name, order, pairs = f"llvm.fmuladd.v{lanes}f{8 * size}", "{f} %a, {f} %b, {c}", 1
+        declared = f"{vector}, {vector}, {vector}"
+    # Two units with a latency of 4 need 8 sums in flight, four need 16; 16 registers also hold the two factors.
+    sums = 12 if x86 else 20
+    unroll = 8
+    body, values = [], [f"%s{i}" for i in range(sums)]
+    for turn in range(unroll):
+        for i in range(sums):
+            args = order.format(c=f"{vector} {values[i]}", f=factor)
+            values[i] = f"%t{turn}.{i}"
+            body.append(f"  {values[i]} = call {vector} @{name}({args})")
+    phis = [f"  %s{i} = phi {vector} [ zeroinitializer, %entry ], [ {values[i]}, %loop ]" for i in range(sums)]
+    stores = []
+    for i in range(sums):
+        # Every sum goes to a place of its own, or the optimizer would find it unused.
+        stores.append(f"  %p{i} = getelementptr {vector}, ptr %data, i64 {i + 2}")
+        stores.append(f"  store {vector} {values[i]}, ptr %p{i}, align {size}")
+    text = "\n".join(
+        [
+            f"declare {vector} @{name}({declared})",
+            "define void @fma(i64 %turns, ptr %data) #0 {",
+            "entry:",
+            f"  %a = load {factor}, ptr %data, align {size}",
+            f"  %next = getelementptr {vector}, ptr %data, i64 1",
+            f"  %b = load {factor}, ptr %next, align {size}",
+            "  br label %loop",
+            "loop:",
+            "  %turn = phi i64 [ 0, %entry ], [ %turn.next, %loop ]",
+            *phis,
+            *body,
+            "  %turn.next = add i64 %turn, 1",
+            "  %more = icmp slt i64 %turn.next, %turns",
+            "  br i1 %more, label %loop, label %exit",
+            "exit:",
+            *stores,
+            "  ret void",
+            "}",
+            # Some CPUs' tuning halves vectors of 512 bits unless told otherwise.
+            f'attributes #0 = {{ "min-legal-vector-width"="{8 * wide}" "prefer-vector-width"="{8 * wide}" }}',
+            "",
+        ]
+    )
+    return text, 2 * pairs * lanes * sums * unroll
