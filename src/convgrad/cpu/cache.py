@@ -1,12 +1,225 @@
-"""Object files on disk, by content."""
+"""Object files on disk, by content, shared by the processes of one user.
+
+Machine code is loaded from here, so nothing is believed: a file counts only if its folder and the file itself belong to
+this user and nobody else may write them, and if a checksum over its key and content holds. Anything else is as good as
+missing, and replaced when the code has been compiled again. The cache never raises: without a usable folder there is
+none.
+
+CONVGRAD_CACHE=off turns it off, CONVGRAD_CACHE_DIR moves it, CONVGRAD_CACHE_SIZE bounds it ("64M", "1G", bytes).
+"""
 
 from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+# A file is MAGIC, the key (32 bytes), the SHA-256 of magic, key and content (32 bytes), then the content.
+MAGIC = b"convgrad object 1\n"
+KEY = 32
+HEADER = len(MAGIC) + KEY + 32
+LARGEST = 64 << 20
+OURS = re.compile(r"[0-9a-f]{64}\.o")
+TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
+
+DEFAULT_SIZE = 256 << 20
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+# The disk gives out space in blocks, which matters for files of a few kilobytes.
+BLOCK = 4096
+
+# A file's time is its last use to within an hour, so that most hits write nothing.
+HOUR = 3600.0
+
+# Windows has no owners in this sense, and keeps LOCALAPPDATA private by itself; it cannot open folders either.
+POSIX = os.name == "posix"
+READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+# What this process has stored since it last looked at the whole of a folder.
+_stored: dict[Path, int] = {}
+_said: set[str] = set()
 
 
 def get(key: bytes) -> bytes | None:
     """The content stored for the key, if it is there and can be trusted."""
-    return None
+    try:
+        path = folder()
+        if path is None:
+            return None
+        with _Folder(path) as place:
+            return place.read(key)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _say("read", error)
+        return None
 
 
 def put(key: bytes, content: bytes) -> None:
     """Store the content for the key, if that is possible."""
+    try:
+        path, limit, size = folder(), _limit(), HEADER + len(content)
+        if path is None or size > min(limit, LARGEST):
+            return
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _Folder(path) as place:
+            place.write(key, content)
+            # The whole folder is looked at when this process first stores something, and again after every sixteenth
+            # of the limit. Trimming leaves an eighth free, so that the folder stays within the limit in between.
+            stored = _stored.get(path, limit) - (-size // BLOCK) * BLOCK
+            _stored[path] = 0 if stored > limit // 16 else stored
+            if stored > limit // 16:
+                place.trim(limit - limit // 8)
+    except (OSError, ValueError) as error:
+        _say("write", error)
+
+
+def folder() -> Path | None:
+    """Where the files are, or None where there is no cache."""
+    if os.environ.get("CONVGRAD_CACHE", "").strip().lower() in ("off", "0", "no", "false"):
+        return None
+    named = os.environ.get("CONVGRAD_CACHE_DIR", "")
+    if named:
+        return Path(os.path.abspath(os.path.expanduser(named)))
+    if sys.platform == "win32":
+        parent = os.environ.get("LOCALAPPDATA", "")
+    elif sys.platform == "darwin":
+        parent = os.path.expanduser("~/Library/Caches")
+    else:
+        # A relative XDG_CACHE_HOME is invalid and to be ignored, as its specification says.
+        parent = os.environ.get("XDG_CACHE_HOME", "")
+        parent = parent if os.path.isabs(parent) else os.path.expanduser("~/.cache")
+    # Without a home "~" stays as it is.
+    return Path(parent, "convgrad") if os.path.isabs(parent) else None
+
+
+class _Folder:
+    """An open folder that has been found to be this user's own, so that names cannot be swapped under it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd: int | None = None
+        if POSIX:
+            self.fd = os.open(path, READ | os.O_DIRECTORY)
+            try:
+                _check(os.fstat(self.fd), stat.S_ISDIR)
+            except BaseException:
+                os.close(self.fd)
+                raise
+
+    def __enter__(self) -> _Folder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+    def read(self, key: bytes) -> bytes | None:
+        """The content of the key's file; every doubt is settled on the open file, before its bytes are used."""
+        fd = self._open(key.hex() + ".o", READ)
+        with open(fd, "rb", buffering=0) as file:
+            facts = os.fstat(fd)
+            _check(facts, stat.S_ISREG)
+            if not HEADER <= facts.st_size <= LARGEST:
+                return None
+            data = file.read(facts.st_size)
+            content = data[HEADER:]
+            if len(data) != facts.st_size or data[:HEADER] != _header(key, content):
+                return None
+            if time.time() - facts.st_mtime > HOUR and os.utime in os.supports_fd:
+                os.utime(fd)
+            return content
+
+    def write(self, key: bytes, content: bytes) -> None:
+        """Put a whole file in the key's place at once; a reader sees the old one, the new one or none."""
+        temporary = secrets.token_hex(8) + ".tmp"
+        fd = self._open(temporary, WRITE)
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                rest = memoryview(_header(key, content) + content)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            if self.fd is None:
+                os.replace(self.path / temporary, self.path / (key.hex() + ".o"))
+            else:
+                os.replace(temporary, key.hex() + ".o", src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except BaseException:
+            self._remove(temporary)
+            raise
+
+    def trim(self, most: int) -> None:
+        """Remove the files that were not used for the longest time, until at most so many bytes are left."""
+        files = []
+        with os.scandir(self.path if self.fd is None else self.fd) as entries:
+            for entry in entries:
+                if OURS.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name):
+                    try:
+                        facts = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue  # Another process trims too.
+                    size = max(facts.st_size, getattr(facts, "st_blocks", 0) * 512)
+                    files.append((facts.st_mtime, size, entry.name))
+        total = sum(size for _, size, _ in files)
+        for used, size, name in sorted(files):
+            # A temporary file this old was left behind by a process that died.
+            abandoned = name.endswith(".tmp") and time.time() - used > HOUR
+            if total > most or abandoned:
+                self._remove(name)
+                total -= size
+
+    def _open(self, name: str, flags: int) -> int:
+        if self.fd is None:
+            return os.open(self.path / name, flags, 0o600)
+        return os.open(name, flags, 0o600, dir_fd=self.fd)
+
+    def _remove(self, name: str) -> None:
+        try:
+            if self.fd is None:
+                os.unlink(self.path / name)
+            else:
+                os.unlink(name, dir_fd=self.fd)
+        except OSError:
+            pass  # It is gone, or cannot go; it does no harm where it is.
+
+
+def _header(key: bytes, content: bytes) -> bytes:
+    start = MAGIC + key
+    return start + hashlib.sha256(start + content).digest()
+
+
+def _check(facts: os.stat_result, kind: Callable[[int], bool]) -> None:
+    """Refuse what is not of this kind, not this user's own, or open to changes by others."""
+    if not kind(facts.st_mode):
+        raise PermissionError(0, "it is not a plain file in a plain folder")
+    if POSIX and facts.st_uid != os.geteuid():
+        raise PermissionError(0, "it belongs to another user")
+    if POSIX and facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(0, "others may write it")
+
+
+def _limit() -> int:
+    """The most bytes that the cache may take."""
+    text = os.environ.get("CONVGRAD_CACHE_SIZE", "").strip().lower().removesuffix("ib").removesuffix("b")
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)", text)
+    if match is None:
+        if text:
+            _say("bound", ValueError("CONVGRAD_CACHE_SIZE is no size"))
+        return DEFAULT_SIZE
+    return int(match[1]) * UNITS[match[2]]
+
+
+def _say(what: str, error: Exception) -> None:
+    """One line for whoever asks why there is no cache; the same trouble is told once."""
+    reason = getattr(error, "strerror", None) or str(error)
+    if (text := f"cannot {what} the object cache: {reason}") not in _said:
+        _said.add(text)
+        log.debug(text)
