@@ -32,16 +32,16 @@ _lock = threading.RLock()
 _loaded: weakref.WeakValueDictionary[bytes, Module] = weakref.WeakValueDictionary()
 # Code whose Module is gone. A finalizer may run anywhere, even inside LLVM, so it only leaves its code here.
 _dead: deque[Any] = deque()
+_kept: list[Module] = []
 _serial = count()
 
 
 class Module:
     """Code in memory; its functions may be called for as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_code", "_found", "_name")
+    __slots__ = ("__weakref__", "_code", "_found")
 
-    def __init__(self, name: str, code: Any) -> None:
-        self._name = name
+    def __init__(self, code: Any) -> None:
         self._code = code
         self._found: dict[str, int] = {}
 
@@ -52,6 +52,10 @@ class Module:
             with _lock:
                 found = self._found[name] = self._code.address(name)
         return found
+
+    def keep(self) -> None:
+        """Never unload this code."""
+        _kept.append(self)
 
     def __del__(self, dead: deque[Any] = _dead) -> None:
         # At interpreter exit nothing is unmapped: another thread may still be running this code.
@@ -88,8 +92,7 @@ def load(ir: str, triple: str, cpu: str, features: str) -> Module:
         if content is None:
             content = _compile(ir, triple, cpu, features)
             cache.put(key, content)
-        name = key.hex()[:16]
-        module = Module(name, _loader()(content))
+        module = Module(_loader()(content))
         _loaded[key] = module
         return module
 
@@ -154,8 +157,9 @@ def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
 def _optimized(ir: str, triple: str, machine: Any) -> Any:
     """The parsed module after the few passes that kernels need.
 
-    Generated code is already scheduled and vectorized; accumulators in memory must become registers (SROA) and
-    chains of blocks be joined. A full pipeline takes more than twice the time and gives no faster code.
+    Generated code is already scheduled and vectorized; what asks to be inlined must be, accumulators in memory must
+    become registers (SROA) and chains of blocks be joined. A full pipeline takes more than twice the time and gives no
+    faster code.
     """
     # A context of its own: names of types and constants of one kernel are not kept for the next.
     context = llvm.create_context()
@@ -174,6 +178,7 @@ def _optimized(ir: str, triple: str, machine: Any) -> Any:
     options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
     builder = llvm.create_pass_builder(machine, options)
     passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
     passes.run(module, builder)

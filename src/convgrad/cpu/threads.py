@@ -1,0 +1,690 @@
+"""The team of threads under the kernels: a fork-join of our own, in generated code.
+
+Every thread of the team runs the same function on the same arguments:
+
+    void kernel(ptr args, i64 thread, i64 threads, ptr team)
+
+The team's memory begins with the address of `void barrier(ptr team)`, then the number of threads (i64); at
+`COUNTER * (1 + i)` for i < `COUNTERS` lie counters (i64, each in a cache line of its own, 0 at the start) from which
+kernels take work with `atomicrmw add`. What follows is private to this file.
+
+The caller is thread 0. The others are created when first needed, spin for some microseconds after their work and then
+sleep. They are known to no one but this file: not Python threads, no signals, never ended. One call at a time has the
+team; another call at the same time, from another Python thread, does not wait but runs alone, with one thread. Kernels
+give the same bits for any number of threads, so nobody can tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from operator import index
+from pathlib import Path
+from string import Template
+from typing import SupportsIndex
+
+from ..errors import SpecError
+
+MOST = 1024
+COUNTER = 64
+COUNTERS = 14
+
+# How long an idle worker spins before it sleeps, and how long a thread spins for others at a barrier or at the end.
+IDLE = 30e-6
+PATIENCE = 30e-6
+
+Entry = Callable[[int, int, int], None]
+
+_chosen: int | None = None
+_entry: Entry | None = None
+_reset: Callable[[], None] | None = None
+
+
+def set_num_threads(n: int) -> None:
+    """Let every later call use up to n threads."""
+    global _chosen
+    _chosen = _count(n, "set_num_threads", "n")
+
+
+def get_num_threads() -> int:
+    """The number of threads that a call may use.
+
+    It is the last set_num_threads(), else CONVGRAD_NUM_THREADS, else the number of CPUs this process may run on, by its
+    affinity and its control group's quota.
+    """
+    global _chosen
+    if _chosen is None:
+        text = os.environ.get("CONVGRAD_NUM_THREADS", "").strip()
+        _chosen = _count(text, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST)
+    return _chosen
+
+
+def run(kernel: int, args: int, threads: int) -> None:
+    """Run a kernel on up to so many threads; the GIL is free meanwhile."""
+    (_entry or entry())(kernel, args, threads)
+
+
+def entry() -> Entry:
+    """The function behind `run`, for callers that count every microsecond: takes kernel, args and threads."""
+    global _entry, _reset
+    if _entry is None:
+        from . import jit
+
+        # Two threads may come here at once: they get the same module, and setting it up twice does no harm.
+        target = jit.host()
+        module = jit.load(source(target[0]), *target)
+        pauses = ctypes.CFUNCTYPE(None, ctypes.c_int64)(module.address("pauses"))
+        setup = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(module.address("setup"))
+        # A pause takes between 5 and 50 ns, so its time is taken and not guessed.
+        pause = min(_time(pauses, 100) for _ in range(5)) / 100
+        setup(available(), *(max(20, min(round(wait / pause), 100_000)) for wait in (IDLE, PATIENCE)))
+        _reset = ctypes.CFUNCTYPE(None)(module.address("reset"))
+        # Workers stay in this code to the end of the process.
+        module.keep()
+        _entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(module.address("entry"))
+    return _entry
+
+
+def _time(function: Callable[[int], None], argument: int) -> float:
+    start = time.perf_counter()
+    function(argument)
+    return time.perf_counter() - start
+
+
+def _after_fork() -> None:
+    """Begin afresh in a child: it has no workers, and the call that had the team goes on in the parent only."""
+    if _reset is not None:
+        _reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _count(value: SupportsIndex | str, operation: str, argument: str) -> int:
+    """A number of threads, from a caller or from the environment."""
+    try:
+        number = int(value, 10) if isinstance(value, str) else index(value)
+    except (TypeError, ValueError):
+        number = 0
+    if isinstance(value, bool) or not 1 <= number <= MOST:
+        raise SpecError(
+            f"{argument} must be a whole number of threads from 1 to {MOST}, got {value!r}",
+            argument=argument,
+            operation=operation,
+        )
+    return int(number)
+
+
+def available(root: Path = Path("/")) -> int:
+    """The number of CPUs that this process may use: its affinity, bounded by its control group's quota."""
+    try:
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    except OSError:
+        cpus = os.cpu_count() or 1
+    return max(1, min([cpus, *_quotas(root)]))
+
+
+def _quotas(root: Path) -> list[int]:
+    """The CPU limits, in whole CPUs, of this process's control groups (versions 1 and 2) and all groups above them."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # The path may be the host's, which is not mounted here; the groups that can be seen from here still count.
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for mount in ("",) if not controllers else ("cpu", controllers):
+            for depth in range(len(parts), -1, -1):
+                found.append(_quota(root.joinpath("sys/fs/cgroup", mount, *parts[:depth])))
+    return [quota for quota in found if quota is not None]
+
+
+def _quota(group: Path) -> int | None:
+    """One control group's limit in whole CPUs, rounded down, since a group that is over its limit stands still."""
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text()
+            period = (group / "cpu.cfs_period_us").read_text()
+        return max(1, int(quota) // int(period)) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # No such file, or "max".
+
+
+def source(triple: str, futex: bool = True) -> str:
+    """The IR of the team for a target; without futexes it sleeps on a condition variable."""
+    arch = triple.split("-", 1)[0].replace("arm64", "aarch64").replace("amd64", "x86_64")
+    numbers = {"x86_64": 202, "aarch64": 98}
+    if "windows" in triple or "win32" in triple:
+        body, waits = ALONE, ""
+    elif "linux" in triple and arch in numbers and futex:
+        body, waits = TEAM, FUTEX
+    else:
+        body, waits = TEAM, CONDITION
+    text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
+    setmask = 3 if "apple" in triple else 2
+    return text.substitute(LAYOUT, threads=MOST, others=MOST - 1, futex=numbers.get(arch, 0), setmask=setmask)
+
+
+# Where things lie in @control. The team comes first; what different threads write is kept 64 bytes or more apart.
+LAYOUT = {
+    "clear": COUNTER * (COUNTERS + 1),
+    "arrived": 960,
+    "generation": 1024,
+    "dozing": 1028,
+    "pending": 1088,
+    "kernel": 1152,
+    "args": 1160,
+    "mode": 1168,
+    "patience": 1176,
+    "busy": 2048,
+    "workers": 2112,
+    "most": 2120,
+    "cpus": 2128,
+    "idle": 2136,
+    "patient": 2140,
+    "mutex": 2176,
+    "condition": 2240,
+    "slots": 2304,
+    "room": 128 * MOST,
+    "size": 2304 + 128 * MOST,
+}
+
+HEAD = """
+@control = internal global [$size x i8] zeroinitializer, align 128
+
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+
+; The caller alone, with a team of its own.
+define internal void @alone(ptr %kernel, ptr %args) nounwind {
+  %team = alloca [2048 x i8], align 64
+  call void @llvm.memset.p0.i64(ptr align 64 %team, i8 0, i64 $clear, i1 false)
+  store ptr @barrier, ptr %team
+  %threads = getelementptr i8, ptr %team, i64 8
+  store i64 1, ptr %threads
+  call void %kernel(ptr %args, i64 0, i64 1, ptr %team)
+  ret void
+}
+
+define void @pauses(i64 %n) nounwind {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  call void @pause()
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %n
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+
+# Both ways to sleep promise the same: @wait returns at once if the word has changed, and otherwise after a @wake, or
+# for no reason at all.
+FUTEX = """
+declare i64 @syscall(i64, ...)
+
+define internal void @wait(ptr %word, i32 %value) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i32 %value, ptr null, ptr null, i64 0)
+  ret void
+}
+
+define internal void @wake(ptr %word, i32 %count) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 129, i32 %count, ptr null, ptr null, i64 0)
+  ret void
+}
+
+define internal void @prepare() nounwind {
+  ret void
+}
+"""
+
+CONDITION = """
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+
+define internal void @wait(ptr %word, i32 %value) nounwind {
+  %mutex = getelementptr i8, ptr @control, i64 $mutex
+  %condition = getelementptr i8, ptr @control, i64 $condition
+  %a = call i32 @pthread_mutex_lock(ptr %mutex)
+  %now = load atomic i32, ptr %word seq_cst, align 4
+  %same = icmp eq i32 %now, %value
+  br i1 %same, label %sleep, label %done
+sleep:
+  %b = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
+  br label %done
+done:
+  %c = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}
+
+define internal void @wake(ptr %word, i32 %count) nounwind {
+  %mutex = getelementptr i8, ptr @control, i64 $mutex
+  %condition = getelementptr i8, ptr @control, i64 $condition
+  %a = call i32 @pthread_mutex_lock(ptr %mutex)
+  %b = call i32 @pthread_cond_broadcast(ptr %condition)
+  %c = call i32 @pthread_mutex_unlock(ptr %mutex)
+  ret void
+}
+
+; Called before the first worker is created, by the caller that has the team.
+define internal void @prepare() nounwind {
+  %mutex = getelementptr i8, ptr @control, i64 $mutex
+  %condition = getelementptr i8, ptr @control, i64 $condition
+  %a = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
+  %b = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  ret void
+}
+"""
+
+# A worker's slot holds 0 while it has nothing to do, 1 when it shall work, 2 when it sleeps and must be woken.
+# `pending` counts the workers that are not done; its sign bit says that the caller sleeps until it is 0.
+TEAM = """
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_detach(ptr)
+declare i32 @pthread_attr_init(ptr)
+declare i32 @pthread_attr_setstacksize(ptr, i64)
+declare i32 @pthread_attr_destroy(ptr)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i32 @sigfillset(ptr)
+declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
+
+define void @entry(ptr %kernel, ptr %args, i64 %threads) nounwind {
+entry:
+  %busy = getelementptr i8, ptr @control, i64 $busy
+  %workers = getelementptr i8, ptr @control, i64 $workers
+  %several = icmp sgt i64 %threads, 1
+  br i1 %several, label %try, label %single
+try:
+  %taken = cmpxchg ptr %busy, i32 0, i32 1 acquire monotonic
+  %free = extractvalue { i32, i1 } %taken, 1
+  br i1 %free, label %mine, label %single
+mine:
+  %asked = call i64 @llvm.smin.i64(i64 %threads, i64 $threads)
+  %want = sub i64 %asked, 1
+  %have = load i64, ptr %workers
+  %few = icmp slt i64 %have, %want
+  br i1 %few, label %create, label %ready
+create:
+  call void @grow(i64 %want)
+  br label %ready
+ready:
+  %grown = load i64, ptr %workers
+  %others = call i64 @llvm.smin.i64(i64 %want, i64 %grown)
+  %none = icmp eq i64 %others, 0
+  br i1 %none, label %give, label %begin
+give:
+  store atomic i32 0, ptr %busy release, align 4
+  br label %single
+single:
+  call void @alone(ptr %kernel, ptr %args)
+  ret void
+begin:
+  %n = add i64 %others, 1
+  call void @llvm.memset.p0.i64(ptr align 64 @control, i8 0, i64 $clear, i1 false)
+  store ptr @barrier, ptr @control
+  %count = getelementptr i8, ptr @control, i64 8
+  store i64 %n, ptr %count
+  %kernel.p = getelementptr i8, ptr @control, i64 $kernel
+  store ptr %kernel, ptr %kernel.p
+  %args.p = getelementptr i8, ptr @control, i64 $args
+  store ptr %args, ptr %args.p
+  %mode = call i64 @get_mode()
+  %mode.p = getelementptr i8, ptr @control, i64 $mode
+  store i64 %mode, ptr %mode.p
+  ; With more threads than CPUs, the one that is waited for may need the CPU of the one that waits.
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  %cpus = load i64, ptr %cpus.p
+  %crowd = icmp sgt i64 %n, %cpus
+  %patient.p = getelementptr i8, ptr @control, i64 $patient
+  %patient = load i32, ptr %patient.p
+  %patience = select i1 %crowd, i32 1, i32 %patient
+  %patience.p = getelementptr i8, ptr @control, i64 $patience
+  store i32 %patience, ptr %patience.p
+  %pending = getelementptr i8, ptr @control, i64 $pending
+  %others32 = trunc i64 %others to i32
+  store atomic i32 %others32, ptr %pending monotonic, align 4
+  call void @start(i64 0, i64 %n)
+  call void %kernel(ptr %args, i64 0, i64 %n, ptr @control)
+  br label %join
+join:
+  %i = phi i32 [ 0, %begin ], [ %next, %again ]
+  %left = load atomic i32, ptr %pending acquire, align 4
+  %done = icmp eq i32 %left, 0
+  br i1 %done, label %leave, label %again
+again:
+  call void @pause()
+  %next = add i32 %i, 1
+  %more = icmp slt i32 %next, %patience
+  br i1 %more, label %join, label %doze
+doze:
+  %before = atomicrmw or ptr %pending, i32 -2147483648 seq_cst
+  br label %check
+check:
+  %now = load atomic i32, ptr %pending acquire, align 4
+  %over = icmp eq i32 %now, -2147483648
+  br i1 %over, label %leave, label %sleep
+sleep:
+  call void @wait(ptr %pending, i32 %now)
+  br label %check
+leave:
+  store atomic i32 0, ptr %busy release, align 4
+  ret void
+}
+
+; Threads are started as a tree, thread t starting 2t+1 and 2t+2, so that a large team wakes up in parallel.
+define internal void @start(i64 %thread, i64 %n) nounwind {
+entry:
+  %twice = shl i64 %thread, 1
+  %first = add i64 %twice, 1
+  %end = add i64 %twice, 3
+  br label %loop
+loop:
+  %child = phi i64 [ %first, %entry ], [ %next, %after ]
+  %exists = icmp slt i64 %child, %n
+  br i1 %exists, label %tell, label %done
+tell:
+  %offset = shl i64 %child, 7
+  %slots = getelementptr i8, ptr @control, i64 $slots
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %before = atomicrmw xchg ptr %slot, i32 1 seq_cst
+  %asleep = icmp eq i32 %before, 2
+  br i1 %asleep, label %wake, label %after
+wake:
+  call void @wake(ptr %slot, i32 1)
+  br label %after
+after:
+  %next = add i64 %child, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+
+define internal ptr @worker(ptr %argument) nounwind {
+entry:
+  %thread = ptrtoint ptr %argument to i64
+  %offset = shl i64 %thread, 7
+  %slots = getelementptr i8, ptr @control, i64 $slots
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %idle.p = getelementptr i8, ptr @control, i64 $idle
+  %kernel.p = getelementptr i8, ptr @control, i64 $kernel
+  %args.p = getelementptr i8, ptr @control, i64 $args
+  %mode.p = getelementptr i8, ptr @control, i64 $mode
+  %count = getelementptr i8, ptr @control, i64 8
+  %pending = getelementptr i8, ptr @control, i64 $pending
+  br label %rest
+rest:
+  %idle = load i32, ptr %idle.p
+  br label %spin
+spin:
+  %i = phi i32 [ 0, %rest ], [ %next, %again ]
+  %word = load atomic i32, ptr %slot acquire, align 4
+  %told = icmp eq i32 %word, 1
+  br i1 %told, label %work, label %again
+again:
+  call void @pause()
+  %next = add i32 %i, 1
+  %more = icmp slt i32 %next, %idle
+  br i1 %more, label %spin, label %doze
+doze:
+  %change = cmpxchg ptr %slot, i32 0, i32 2 seq_cst acquire
+  %quiet = extractvalue { i32, i1 } %change, 1
+  br i1 %quiet, label %sleep, label %work
+sleep:
+  call void @wait(ptr %slot, i32 2)
+  %woken = load atomic i32, ptr %slot acquire, align 4
+  %still = icmp eq i32 %woken, 2
+  br i1 %still, label %sleep, label %work
+work:
+  store atomic i32 0, ptr %slot monotonic, align 4
+  %n = load i64, ptr %count
+  call void @start(i64 %thread, i64 %n)
+  %mode = load i64, ptr %mode.p
+  call void @set_mode(i64 %mode)
+  %kernel = load ptr, ptr %kernel.p
+  %args = load ptr, ptr %args.p
+  call void %kernel(ptr %args, i64 %thread, i64 %n, ptr @control)
+  %left = atomicrmw sub ptr %pending, i32 1 seq_cst
+  %last = icmp eq i32 %left, -2147483647
+  br i1 %last, label %tell, label %rest
+tell:
+  call void @wake(ptr %pending, i32 1)
+  br label %rest
+}
+
+define internal void @barrier(ptr %team) nounwind {
+entry:
+  %count = getelementptr i8, ptr %team, i64 8
+  %n = load i64, ptr %count
+  %single = icmp eq i64 %n, 1
+  br i1 %single, label %done, label %arrive
+arrive:
+  %arrived = getelementptr i8, ptr %team, i64 $arrived
+  %generation = getelementptr i8, ptr %team, i64 $generation
+  %dozing = getelementptr i8, ptr %team, i64 $dozing
+  %old = load atomic i32, ptr %generation monotonic, align 4
+  %before = atomicrmw add ptr %arrived, i32 1 acq_rel
+  %here = add i32 %before, 1
+  %n32 = trunc i64 %n to i32
+  %last = icmp eq i32 %here, %n32
+  br i1 %last, label %open, label %stay
+open:
+  store atomic i32 0, ptr %arrived monotonic, align 4
+  %g = atomicrmw add ptr %generation, i32 1 seq_cst
+  %asleep = load atomic i32, ptr %dozing seq_cst, align 4
+  %any = icmp ne i32 %asleep, 0
+  br i1 %any, label %wake, label %done
+wake:
+  call void @wake(ptr %generation, i32 2147483647)
+  br label %done
+stay:
+  %patience.p = getelementptr i8, ptr %team, i64 $patience
+  %patience = load i32, ptr %patience.p
+  br label %spin
+spin:
+  %i = phi i32 [ 0, %stay ], [ %next, %again ]
+  %now = load atomic i32, ptr %generation acquire, align 4
+  %opened = icmp ne i32 %now, %old
+  br i1 %opened, label %done, label %again
+again:
+  call void @pause()
+  %next = add i32 %i, 1
+  %more = icmp slt i32 %next, %patience
+  br i1 %more, label %spin, label %doze
+doze:
+  %d = atomicrmw add ptr %dozing, i32 1 seq_cst
+  br label %sleep
+sleep:
+  call void @wait(ptr %generation, i32 %old)
+  %then = load atomic i32, ptr %generation acquire, align 4
+  %same = icmp eq i32 %then, %old
+  br i1 %same, label %sleep, label %up
+up:
+  %u = atomicrmw sub ptr %dozing, i32 1 seq_cst
+  br label %done
+done:
+  ret void
+}
+
+; Creates workers up to so many, or fewer where the system refuses; it is then not asked again.
+define internal void @grow(i64 %want) nounwind {
+entry:
+  %all = alloca [128 x i8], align 16
+  %old = alloca [128 x i8], align 16
+  %attributes = alloca [128 x i8], align 16
+  %handle = alloca ptr, align 8
+  %workers = getelementptr i8, ptr @control, i64 $workers
+  %most = getelementptr i8, ptr @control, i64 $most
+  %slots = getelementptr i8, ptr @control, i64 $slots
+  %bound = load i64, ptr %most
+  %goal = call i64 @llvm.smin.i64(i64 %want, i64 %bound)
+  %have = load i64, ptr %workers
+  %few = icmp slt i64 %have, %goal
+  br i1 %few, label %begin, label %done
+begin:
+  %none = icmp eq i64 %have, 0
+  br i1 %none, label %first, label %ready
+first:
+  call void @prepare()
+  br label %ready
+ready:
+  %a = call i32 @sigfillset(ptr %all)
+  %b = call i32 @pthread_sigmask(i32 $setmask, ptr %all, ptr %old)
+  %c = call i32 @pthread_attr_init(ptr %attributes)
+  %d = call i32 @pthread_attr_setstacksize(ptr %attributes, i64 8388608)
+  br label %loop
+loop:
+  %last = phi i64 [ %have, %ready ], [ %thread, %created ]
+  %thread = add i64 %last, 1
+  %argument = inttoptr i64 %thread to ptr
+  %r = call i32 @pthread_create(ptr %handle, ptr %attributes, ptr @worker, ptr %argument)
+  %good = icmp eq i32 %r, 0
+  br i1 %good, label %created, label %refused
+created:
+  %h = load ptr, ptr %handle
+  %e = call i32 @pthread_detach(ptr %h)
+  store i64 %thread, ptr %workers
+  %more = icmp slt i64 %thread, %goal
+  br i1 %more, label %loop, label %end
+refused:
+  store i64 %last, ptr %most
+  br label %end
+end:
+  %f = call i32 @pthread_attr_destroy(ptr %attributes)
+  %g = call i32 @pthread_sigmask(i32 $setmask, ptr %old, ptr null)
+  br label %done
+done:
+  ret void
+}
+
+define void @setup(i64 %cpus, i64 %idle, i64 %patient) nounwind {
+  %most.p = getelementptr i8, ptr @control, i64 $most
+  store i64 $others, ptr %most.p
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  store i64 %cpus, ptr %cpus.p
+  %idle.p = getelementptr i8, ptr @control, i64 $idle
+  %idle32 = trunc i64 %idle to i32
+  store i32 %idle32, ptr %idle.p
+  %patient.p = getelementptr i8, ptr @control, i64 $patient
+  %patient32 = trunc i64 %patient to i32
+  store i32 %patient32, ptr %patient.p
+  ret void
+}
+
+; In the child of a fork: no workers, nobody inside.
+define void @reset() nounwind {
+  call void @llvm.memset.p0.i64(ptr align 64 @control, i8 0, i64 $workers, i1 false)
+  %workers = getelementptr i8, ptr @control, i64 $workers
+  store i64 0, ptr %workers
+  %most = getelementptr i8, ptr @control, i64 $most
+  store i64 $others, ptr %most
+  %slots = getelementptr i8, ptr @control, i64 $slots
+  call void @llvm.memset.p0.i64(ptr align 64 %slots, i8 0, i64 $room, i1 false)
+  ret void
+}
+"""
+
+# Where threads cannot be had, every call runs alone.
+ALONE = """
+define void @entry(ptr %kernel, ptr %args, i64 %threads) nounwind {
+  call void @alone(ptr %kernel, ptr %args)
+  ret void
+}
+
+define internal void @barrier(ptr %team) nounwind {
+  ret void
+}
+
+define void @setup(i64 %cpus, i64 %idle, i64 %patient) nounwind {
+  ret void
+}
+
+define void @reset() nounwind {
+  ret void
+}
+"""
+
+# A pause for the spins, and the mode of floating-point arithmetic (rounding, flushing of subnormals). Workers take over
+# the caller's mode, or the bits of a result would depend on who computed them.
+CPU = {
+    "x86_64": """
+declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+
+define internal void @pause() alwaysinline nounwind {
+  call void @llvm.x86.sse2.pause()
+  ret void
+}
+
+; All exceptions are masked and no flag is set in what the workers get.
+define internal i64 @get_mode() nounwind {
+  %p = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %mode = load i32, ptr %p
+  %clean = and i32 %mode, -64
+  %masked = or i32 %clean, 8064
+  %wide = zext i32 %masked to i64
+  ret i64 %wide
+}
+
+define internal void @set_mode(i64 %wide) nounwind {
+  %p = alloca i32
+  %mode = trunc i64 %wide to i32
+  store i32 %mode, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}
+""",
+    "aarch64": """
+declare void @llvm.aarch64.isb(i32)
+declare i64 @llvm.aarch64.get.fpcr()
+declare void @llvm.aarch64.set.fpcr(i64)
+
+; The instruction named yield does nothing on most cores; this one takes a few dozen cycles.
+define internal void @pause() alwaysinline nounwind {
+  call void @llvm.aarch64.isb(i32 15)
+  ret void
+}
+
+define internal i64 @get_mode() nounwind {
+  %mode = call i64 @llvm.aarch64.get.fpcr()
+  ret i64 %mode
+}
+
+define internal void @set_mode(i64 %mode) nounwind {
+  call void @llvm.aarch64.set.fpcr(i64 %mode)
+  ret void
+}
+""",
+}
+
+PLAIN = """
+define internal void @pause() alwaysinline nounwind {
+  fence seq_cst
+  ret void
+}
+
+define internal i64 @get_mode() nounwind {
+  ret i64 0
+}
+
+define internal void @set_mode(i64 %mode) nounwind {
+  ret void
+}
+"""
