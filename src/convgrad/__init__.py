@@ -1,7 +1,7 @@
 """Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them."""
 
 from . import compat
-from .errors import CompileError, ConvgradError, SpecError, UnsupportedError
+from .errors import CompileError, ConvgradError, OutOfMemoryError, SpecError, UnsupportedError
 from .functional import (
     apply,
     conv_transpose,
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CompileError",
     "ConvgradError",
+    "OutOfMemoryError",
     "SpecError",
     "UnsupportedError",
     "apply",

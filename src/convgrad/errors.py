@@ -53,6 +53,12 @@ class UnsupportedError(ConvgradError):
     status = "unimplemented"
 
 
+class OutOfMemoryError(ConvgradError, MemoryError):
+    """Tensors that this machine has no memory for; raised before any of it is taken."""
+
+    status = "out_of_memory"
+
+
 class CompileError(ConvgradError):
     """convgrad's own fault: generated code that did not compile or load. Please report it."""
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from .dtypes import DTYPES, name_of
+from .errors import OutOfMemoryError
 from .spec.bind import Description
 from .spec.check import broken
 from .spec.table import DTYPES as DOCUMENTED
@@ -73,8 +74,8 @@ def new_array(shape: tuple[int, ...], dtype: str) -> Array:
     """An array for a result, its values not set."""
     try:
         return np.empty(shape, DTYPES[dtype].numpy)
-    except (MemoryError, ValueError) as e:
-        raise MemoryError(f"no memory for a result of shape {shape} in {dtype}") from e
+    except (MemoryError, ValueError):
+        raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
 
 def give_back(array: Array, like: Any) -> Any:
@@ -108,19 +109,17 @@ def _open_torch(tensor: Any, name: str) -> Array:
         raise broken("input_device", name, f"a tensor on {tensor.device}", hint="move it with .cpu()")
     if tensor.layout is not torch.strided:
         raise broken("input_array", name, f"a tensor of layout {tensor.layout}", hint="make it dense with .to_dense()")
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.dtype is torch.bfloat16:
-        bits: Array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return bits
     try:
-        array: Array = tensor.numpy()
-        return array
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        array: Array
+        if tensor.dtype is torch.bfloat16:
+            array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            array = tensor.numpy()
     except (TypeError, RuntimeError):
-        raise broken("input_array", name, f"a tensor of {tensor.dtype}") from None
-
-
-class _DLDevice(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+        # Types that NumPy has no name for, and tensors without values (of a trace, say).
+        raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
+    return array
 
 
 class _DLTensor(ctypes.Structure):
@@ -128,7 +127,8 @@ class _DLTensor(ctypes.Structure):
 
     _fields_ = [
         ("data", ctypes.c_void_p),
-        ("device", _DLDevice),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32),
         ("code", ctypes.c_uint8),
         ("bits", ctypes.c_uint8),
@@ -139,43 +139,86 @@ class _DLTensor(ctypes.Structure):
     ]
 
 
+class _DLVersioned(ctypes.Structure):
+    """A managed tensor since DLPack 1.0, which can say that it must not be written to."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    ]
+
+
+class _Memory:
+    """Memory of another library, in the form that NumPy looks at it; it lives as long as an array on it does."""
+
+    def __init__(self, owner: object, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
 _CPU_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
-_DL_DTYPES = {  # (type code, bits) → element type
-    (2, 16): np.dtype(np.float16),
-    (2, 32): np.dtype(np.float32),
-    (2, 64): np.dtype(np.float64),
-    (4, 16): np.dtype(ml_dtypes.bfloat16),
-    (0, 32): np.dtype(np.int32),
-    (0, 64): np.dtype(np.int64),
-}
+_READ_ONLY = 1
+_KINDS = {0: "i", 1: "u", 2: "f"}  # DLPack's type code → NumPy's letter
+_BFLOAT = 4
 
 
 def _open_dlpack(value: Any, name: str) -> Array:
     """A view through DLPack. NumPy's own reader refuses bf16, so the capsule is read here and left unconsumed."""
-    device = value.__dlpack_device__()
-    if int(device[0]) not in _CPU_DEVICES:
-        raise broken("input_device", name, f"a tensor on DLPack device {tuple(map(int, device))}")
-    capsule = value.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    tensor = ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
-    dtype = _DL_DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
-    if dtype is None:
-        raise broken("input_array", name, f"a tensor of DLPack type {tensor.code}, {tensor.bits} bits")
+    try:
+        device = tuple(map(int, value.__dlpack_device__()))
+        if device[0] in _CPU_DEVICES:
+            capsule = _capsule(value)
+    except (BufferError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+        raise broken("input_array", name, f"{type(value).__name__}, whose export fails: {error}") from None
+    if device[0] not in _CPU_DEVICES:
+        raise broken("input_device", name, f"a tensor on DLPack device {device}")
+    tensor, read_only = _read_capsule(capsule, name)
+    bits = int(tensor.bits)
+    letter = "u" if tensor.code == _BFLOAT and bits == 16 else _KINDS.get(tensor.code)
+    if letter is None or tensor.lanes != 1 or bits not in (8, 16, 32, 64) or (letter, bits) == ("f", 8):
+        got = f"DLPack type {tensor.code} of {bits} bits, {tensor.lanes} lanes"
+        raise broken("input_dtype", name, got, expected=", ".join((*DOCUMENTED, *EXTENDED_DTYPES)))
+    stored = np.dtype(f"{letter}{bits // 8}")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
-    span = 1
-    for size, stride in zip(shape, strides or _dense(shape, dtype.itemsize), strict=True):
-        span = 0 if size == 0 or span == 0 else span + (size - 1) * (stride // dtype.itemsize)
-    address = (tensor.data or 0) + tensor.offset
-    memory = (ctypes.c_char * (span * dtype.itemsize)).from_address(address) if span else b""
-    if span:
-        memory.owner = (value, capsule)  # type: ignore[union-attr]
-    return np.ndarray(shape, dtype, memory, strides=strides if span else None)
+    if 0 in shape:
+        array = np.empty(shape, stored)
+    else:
+        strides = tuple(tensor.strides[i] * stored.itemsize for i in range(tensor.ndim)) if tensor.strides else None
+        interface = {
+            "data": (tensor.data + tensor.offset, read_only),
+            "shape": shape,
+            "strides": strides,
+            "typestr": stored.str,
+            "version": 3,
+        }
+        array = np.asarray(_Memory((value, capsule), interface))
+    return array.view(ml_dtypes.bfloat16) if tensor.code == _BFLOAT else array
 
 
-def _dense(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
-    return np.empty(shape, np.dtype((np.void, item))).strides if 0 not in shape else (0,) * len(shape)
+def _capsule(value: Any) -> object:
+    """The newest capsule that a library hands out."""
+    try:
+        return value.__dlpack__(max_version=(1, 0))
+    except TypeError:  # older libraries do not know the word
+        return value.__dlpack__()
+
+
+def _read_capsule(capsule: object, name: str) -> tuple[_DLTensor, bool]:
+    """The description in a capsule, and whether it forbids writing."""
+    valid, pointer = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
+    valid.restype, valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    if valid(capsule, b"dltensor_versioned"):
+        address = pointer(capsule, b"dltensor_versioned")
+        managed = ctypes.cast(address, ctypes.POINTER(_DLVersioned)).contents
+        return managed.tensor, bool(managed.flags & _READ_ONLY)
+    if valid(capsule, b"dltensor"):
+        return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents, False
+    raise broken("input_array", name, f"a DLPack export of type {type(capsule).__name__} that is none")
 
 
 def _overlaps(array: Array) -> bool:

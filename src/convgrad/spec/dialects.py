@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ..errors import SpecError
 from .check import broken, lookup, meant
 from .table import OPS, Op
@@ -104,7 +102,7 @@ class Meaning:
         """The inputs in the order of the table."""
         if self.dialect and self.dialect.shape_second and len(inputs) == 3:
             first, second, third = inputs
-            if np.ndim(second) < 2 < np.ndim(third):
+            if _is_shape(second) and not _is_shape(third):
                 return first, third, second
         return inputs
 
@@ -129,6 +127,12 @@ class Meaning:
             message = re.sub(r"\b\w+\b", lambda m: words.get(m[0], m[0]), message)
             argument = words.get(argument, argument)
         return SpecError(message, status=error.status, rule=error.rule, argument=argument, operation=self.name)
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether an input is a shape, by having fewer dimensions than any tensor of data."""
+    dimensions = getattr(value, "ndim", 3)
+    return isinstance(value, (list, tuple)) or (isinstance(dimensions, int) and dimensions < 3)
 
 
 def find(kind: object) -> Meaning:
