@@ -73,18 +73,27 @@ def entry() -> Entry:
         from . import jit
 
         # Two threads may come here at once: they get the same module, and setting it up twice does no harm.
-        target = jit.host()
-        module = jit.load(source(target[0]), *target)
-        pauses = ctypes.CFUNCTYPE(None, ctypes.c_int64)(module.address("pauses"))
-        setup = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(module.address("setup"))
-        # A pause takes between 5 and 50 ns, so its time is taken and not guessed.
-        pause = min(_time(pauses, 100) for _ in range(5)) / 100
-        setup(available(), *(max(20, min(round(wait / pause), 100_000)) for wait in (IDLE, PATIENCE)))
-        _reset = ctypes.CFUNCTYPE(None)(module.address("reset"))
-        # Workers stay in this code to the end of the process.
-        module.keep()
-        _entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(module.address("entry"))
+        built, _reset = build(source(jit.host()[0]))
+        _entry = built
     return _entry
+
+
+def build(text: str) -> tuple[Entry, Callable[[], None]]:
+    """The functions `entry` and `reset` of a team's IR, ready to be called."""
+    from . import jit
+
+    module = jit.load(text, *jit.host())
+    # Workers stay in this code to the end of the process.
+    module.keep()
+    word = ctypes.c_int64
+    pauses = ctypes.CFUNCTYPE(None, word)(module.address("pauses"))
+    setup = ctypes.CFUNCTYPE(None, word, word, word)(module.address("setup"))
+    # A pause takes between 5 and 50 ns, so its time is taken and not guessed.
+    pause = min(_time(pauses, 100) for _ in range(5)) / 100
+    setup(available(), *(max(20, min(round(wait / pause), 100_000)) for wait in (IDLE, PATIENCE)))
+    address = ctypes.c_void_p
+    enter = ctypes.CFUNCTYPE(None, address, address, word)(module.address("entry"))
+    return enter, ctypes.CFUNCTYPE(None)(module.address("reset"))
 
 
 def _time(function: Callable[[int], None], argument: int) -> float:

@@ -1,0 +1,204 @@
+"""Copies between tensors of any strides and dtype and dense buffers: boxes of pixels packed before the work, results
+unpacked after it. Padding, layout and dtype are dealt with here and nowhere else in the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .ir import Function, Module, Value, vector
+from .numbers import LINE, Numbers, transpose
+from .plan import Packed
+
+
+def size_of(sum_: str) -> int:
+    """Bytes of an accumulator."""
+    return 4 if sum_ == "float" else 8
+
+
+def zero(m: Module, n: Numbers) -> Function:
+    """A function that clears whole vectors: (address, elements)."""
+    f = m.function("zero", ["p:to", "i:count"])
+    to, count = f.args
+    with f.loop(0, count, n.lanes) as i:
+        f.store("zeroinitializer", f.at(to, i, n.sum), n.vector, size_of(n.sum))
+    return f
+
+
+def pack(
+    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function
+) -> Function:
+    """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
+
+    The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
+    of pixels beyond its end. Entries outside the tensor become zeros.
+    """
+    f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
+    source, band, *starts, channels = f.args
+    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch)
+    width = axes[-1].extent * pitch
+    steps = [1, 1, 1]
+    for i in (1, 0):
+        steps[i] = steps[i + 1] * axes[i + 1].extent
+    with f.loop(0, axes[0].extent) as e0, f.loop(0, axes[1].extent) as e1, f.loop(0, axes[2].extent) as e2:
+        offset: Value = 0
+        inside = ""
+        row: Value = 0
+        for entry, axis, start, step, index in zip((e0, e1, e2), axes, starts, steps, range(3), strict=False):
+            at = _coordinate(m, f, f"{name}_{index}", axis, start, entry)
+            ok = f.test("ult", at, axis.size)
+            inside = ok if not inside else f.both(inside, ok)
+            offset = f.add(offset, f.mul(at, axis.stride))
+            row = f.add(row, f.mul(entry, step))
+        to = f.at(band, f.mul(row, width), n.sum)
+        branch = f.either(inside)
+        start_row = f.at(source, offset, n.storage)
+        last = axes[-1]
+        if len(last.offsets) == 1:
+            f.call(run, start_row, to, f.add(starts[3], last.offsets[0]), channels)
+        else:
+            table = m.table(f"{name}_3", last.offsets)
+            with f.loop(0, len(last.offsets)) as r:
+                shift = f.load(f.at(table, r, "i64"), "i64", 8)
+                segment = f.at(to, f.mul(r, last.count * pitch), n.sum)
+                f.call(run, start_row, segment, f.add(starts[3], shift), channels)
+        f.otherwise(branch)
+        f.call(clear, to, width)
+        f.join(branch)
+    return f
+
+
+def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, entry: Value) -> Value:
+    """The tensor's coordinate of a band entry."""
+    if len(axis.offsets) == 1:
+        return f.add(start, f.mul(entry, axis.step), axis.offsets[0])
+    r, q = f.split(entry, [len(axis.offsets), axis.count])
+    shift = f.load(f.at(m.table(name, axis.offsets), r, "i64"), "i64", 8)
+    return f.add(start, f.mul(q, axis.step), shift)
+
+
+def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int) -> Function:
+    """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
+    f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
+    row, to, first, channels = f.args
+    step = axis.step
+    below = f.max(f.sub(0, first), 0)
+    left = f.max(f.sub(axis.size, first), 0)
+    if step > 1:
+        below, left = f.div(f.add(below, step - 1), step), f.div(f.add(left, step - 1), step)
+    low = f.min(below, axis.count)
+    high = f.max(low, f.min(left, axis.count))
+    clear = next(g for g in m.functions if g.name == "zero")
+    f.call(clear, to, f.mul(low, pitch))
+    square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
+    item = size_of(n.sum)
+    if channel_step == 1:
+        with f.loop(low, high) as i:
+            source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
+            pixel = f.at(to, f.mul(i, pitch), n.sum)
+            whole = f.mul(f.div(channels, n.lanes), n.lanes)
+            with f.loop(0, whole, n.lanes) as c:
+                f.store(n.load(f, f.at(source, c, n.storage)), f.at(pixel, c, n.sum), n.vector, item)
+            rest = f.sub(channels, whole)
+            with f.when(f.test("ne", rest, 0)):
+                value = n.load(f, f.at(source, whole, n.storage), n.mask(f, rest))
+                f.store(value, f.at(pixel, whole, n.sum), n.vector, item)
+    elif axis.stride == 1 and step == 1 and square:
+        # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
+        # whatever comes next overwrites.
+        turn = _turn(m, f"{name}_turn", n, channel_step, pitch)
+        last = f.sub(channels, 1)
+        with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
+            source = f.at(row, f.add(f.mul(c, channel_step), first, i), n.storage)
+            target = f.at(to, f.add(f.mul(i, pitch), c), n.sum)
+            f.call(turn, source, target, f.sub(high, i), f.sub(last, c))
+    else:
+        with f.loop(low, high) as i:
+            source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
+            pixel = f.at(to, f.mul(i, pitch), n.sum)
+            with f.loop(0, channels) as c:
+                value = n.load_one(f, f.at(source, f.mul(c, channel_step), n.storage))
+                f.store(value, f.at(pixel, c, n.sum), n.sum, item)
+    f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
+    return f
+
+
+def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int) -> Function:
+    """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it."""
+    f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
+    source, to, pixels, last = f.args
+    mask = n.mask(f, pixels)
+    rows = []
+    for i in range(n.lanes):
+        channel = f.min(last, i)
+        rows.append(n.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask))
+    for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
+        f.store(row, f.at(to, i * pitch, n.sum), n.vector, size_of(n.sum))
+    return f
+
+
+def unpack(
+    m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
+    accumulate: bool,
+) -> Function:  # fmt: skip
+    """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
+
+    The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there.
+    """
+    f = m.function(name, ["p:from", "p:to", "i:n0", "i:n1", "i:n2", "i:n3", "i:channels"])
+    stage, to, n0, n1, n2, n3, channels = f.args
+    square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
+    item = size_of(n.sum)
+    turn = None
+    if channel_step != 1 and steps[3] == 1 and square:
+        turn = _turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate)
+    with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
+        row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
+        source = f.at(stage, row, n.sum)
+        target = f.at(to, f.add(f.mul(e0, steps[0]), f.mul(e1, steps[1]), f.mul(e2, steps[2])), n.storage)
+        if turn is not None:
+            with f.loop(0, channels, n.lanes) as c, f.loop(0, n3, n.lanes) as i:
+                square_from = f.at(source, f.add(f.mul(i, pitch), c), n.sum)
+                square_to = f.at(target, f.add(f.mul(c, channel_step), i), n.storage)
+                f.call(turn, square_from, square_to, f.sub(n3, i), f.min(f.sub(channels, c), n.lanes))
+        elif channel_step == 1:
+            with f.loop(0, n3) as i:
+                pixel = f.at(source, f.mul(i, pitch), n.sum)
+                place = f.at(target, f.mul(i, steps[3]), n.storage)
+                whole = f.mul(f.div(channels, n.lanes), n.lanes)
+                with f.loop(0, whole, n.lanes) as c:
+                    _finish(f, n, f.load(f.at(pixel, c, n.sum), n.vector, item), f.at(place, c, n.storage), accumulate)
+                rest = f.sub(channels, whole)
+                with f.when(f.test("ne", rest, 0)):
+                    value = f.load(f.at(pixel, whole, n.sum), n.vector, item)
+                    _finish(f, n, value, f.at(place, whole, n.storage), accumulate, n.mask(f, rest))
+        else:
+            with f.loop(0, n3) as i, f.loop(0, channels) as c:
+                value = f.load(f.at(source, f.add(f.mul(i, pitch), c), n.sum), n.sum, item)
+                place = f.at(target, f.add(f.mul(i, steps[3]), f.mul(c, channel_step)), n.storage)
+                if accumulate:
+                    value = f.op(f"fadd {n.sum} {value}, {n.load_one(f, place)}")
+                n.store_one(f, value, place)
+    return f
+
+
+def _finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, mask: str | None = None) -> None:
+    """Write a vector of results, added to what is there if asked."""
+    if accumulate:
+        value = f.op(f"fadd {n.vector} {value}, {n.load(f, place, mask)}")
+    n.store(f, value, place, mask)
+
+
+def _turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool) -> Function:
+    """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there)."""
+    f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
+    source, to, pixels, channels = f.args
+    rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(n.lanes)]
+    square = f.name_value()
+    f.allocas.append(f"{square} = alloca [{n.lanes} x {n.vector}], align {LINE}")
+    for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
+        f.store(row, f.at(square, i, n.vector), n.vector, LINE if n.lanes * size_of(n.sum) >= LINE else size_of(n.sum))
+    mask = n.mask(f, pixels)
+    with f.loop(0, channels) as c:
+        value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
+        _finish(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), accumulate, mask)
+    return f

@@ -1,0 +1,392 @@
+"""Code for a Gather plan: y and x, each output pixel gathering over taps and channels."""
+
+from __future__ import annotations
+
+from .boxes import pack, size_of, unpack, zero
+from .ir import Function, Module, Value
+from .numbers import LINE, Numbers, transpose
+from .plan import Gather, entry_steps
+from .tiles import Tile, addresses, moved
+
+ARGUMENTS = ("x", "w", "y", "bias", "workspace")
+
+
+class _Layout:
+    """Where each buffer lies in the workspace."""
+
+    def __init__(self, f: Function, plan: Gather, workspace: str, tid: str) -> None:
+        sizes = plan.sizes
+        own = sum(v for k, v in sizes.items() if k.startswith("."))
+        shared = sum(v for k, v in sizes.items() if not k.startswith("."))
+        offset = 0
+        mine = f.at(workspace, f.add(shared, f.mul(tid, own)), plan.sum)
+        self.at: dict[str, str] = {}
+        for name, size in sizes.items():
+            if name.startswith("."):
+                continue
+            self.at[name] = f.at(workspace, offset, plan.sum)
+            offset += size
+        offset = 0
+        for name, size in sizes.items():
+            if name.startswith("."):
+                self.at[name] = f.at(mine, offset, plan.sum)
+                offset += size
+
+
+def write(plan: Gather) -> str:
+    """The IR of a kernel for this plan."""
+    m = Module()
+    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    clear = zero(m, given)
+    tap_entries = m.table("tap_entries", [e * (1 if plan.in_place else plan.pitch) for _, e in plan.taps])
+    tap_weights = m.table("tap_weights", [w for w, _ in plan.taps])
+    phase_first = m.table("phase_first", [first for first, _, _ in plan.phases])
+    phase_taps = m.table("phase_taps", [count for _, count, _ in plan.phases])
+    phase_residue = m.table("phase_residue", [r for _, _, residue in plan.phases for r in residue])
+    pack_weights = _pack_weights(m, plan, given, tap_weights)
+    pack_box = None
+    if not plan.in_place:
+        pack_box = pack(m, "pack", given, plan.packs, plan.in_channel[1], plan.pitch, clear)
+    tabulate = _tabulate(m, plan, phase_residue)
+    work = _tile(m, plan, result, tap_entries)
+    region = [w.box * w.phi for w in plan.walks]
+    finish = None
+    if plan.staged:
+        steps = [w.out_step for w in plan.walks]
+        finish = unpack(m, "unpack", result, steps, region, plan.out_channel[1], plan.block, plan.accumulate)
+
+    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+    args, tid, _, team = f.args
+    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
+    layout = _Layout(f, plan, pointers["workspace"], tid)
+    at = layout.at
+
+    # First the weights, and the bias, in the order in which the tiles read them.
+    units = plan.groups * plan.blocks
+    with f.items(f.at(team, 64, "i8"), units) as unit:
+        group, block = f.split(unit, [plan.groups, plan.blocks])
+        f.call(pack_weights, pointers["w"], f.at(at["weights"], f.mul(unit, plan.panel), plan.sum), group, block)
+        _pack_bias(f, plan, given, pointers["bias"], at["bias"], unit, group, block)
+    barrier = f.load(team, "ptr", 8)
+    f.do(f"call void {barrier}(ptr {team})")
+
+    # Then boxes of pixels, each with all or a part of the channels.
+    walks = plan.walks
+    with f.items(f.at(team, 128, "i8"), plan.tasks) as task:
+        *where, part = f.split(task, [plan.groups, *(w.boxes for w in walks), plan.block_groups])
+        group = where[0]
+        start = [f.mul(b, w.box) for b, w in zip(where[1:], walks, strict=True)]
+        tables = at[".table"]
+        with f.loop(0, len(plan.phases)) as phase:
+            f.call(tabulate, f.at(tables, f.mul(phase, 2 * plan.pixels), "i64"), phase, *start)
+        share = -(-plan.blocks // plan.block_groups)
+        first_block = f.mul(part, share)
+        last_block = f.min(f.add(first_block, share), plan.blocks)
+        with f.loop(0, plan.chunks) as chunk:
+            channel = f.mul(chunk, plan.chunk)
+            count = f.min(f.sub(plan.cin, channel), plan.chunk)
+            origin = f.add(f.mul(group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
+            if pack_box is not None:
+                band = at[".band"]
+                corner = [f.add(f.mul(s, w.sigma), w.low) for s, w in zip(start, walks, strict=True)]
+                total = count if plan.share is None else plan.share[0] * (plan.cout // plan.share[1])
+                f.call(pack_box, f.at(source, origin, given.storage), band, *corner, total)
+            else:
+                shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in zip(start, walks, plan.packs, strict=True)]
+                band = f.at(source, f.add(origin, *shift), given.storage)
+            with f.loop(first_block, last_block) as block:
+                unit = f.add(f.mul(group, plan.blocks), block)
+                lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
+                panel = f.add(f.mul(unit, plan.panel), f.mul(channel, len(plan.taps) * plan.block))
+                bias = f.at(at["bias"], f.mul(unit, plan.block), plan.sum)
+                out_channel = f.add(f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1]))
+                stage = at[".stage"]
+                if plan.staged and plan.chunks > 1:
+                    stage = f.at(stage, f.mul(f.mul(block, _volume(region) + plan.lanes), plan.block), plan.sum)
+                place = stage if plan.staged else f.at(target, out_channel, result.storage)
+                lane_input = band
+                if plan.share is not None:
+                    lane_input = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
+                with f.loop(0, len(plan.phases)) as phase:
+                    table = f.at(tables, f.mul(phase, 2 * plan.pixels), "i64")
+                    pixels = f.load(f.at(tables, 2 * plan.pixels * len(plan.phases), "i64"), "i64", 8) \
+                        if len(plan.phases) == 1 else _pixel_count(f, plan, phase_residue, phase, start)
+                    first = f.load(f.at(phase_first, phase, "i64"), "i64", 8)
+                    taps = f.load(f.at(phase_taps, phase, "i64"), "i64", 8)
+                    weights = f.at(at["weights"], f.add(panel, f.mul(f.mul(first, count), plan.block)), plan.sum)
+                    entries = f.at(tap_entries, first, "i64")
+                    with f.loop(0, pixels, plan.rows) as pixel:
+                        here = f.at(table, pixel, "i64")
+                        there = f.at(table, f.add(pixel, plan.pixels), "i64")
+                        f.call(work, lane_input, weights, entries, taps, count, here, there, place, bias, chunk, lanes)
+                if finish is not None:
+                    done = f.test("eq", chunk, plan.chunks - 1)
+                    with f.when(done):
+                        origin_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
+                        left = [
+                            f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi) for s, w in zip(start, walks, strict=True)
+                        ]
+                        to = f.at(target, f.add(out_channel, *origin_out), result.storage)
+                        f.call(finish, stage, to, *left, lanes)
+    return str(m)
+
+
+def _volume(region: list[int]) -> int:
+    total = 1
+    for size in region:
+        total *= size
+    return total
+
+
+def _counts(f: Function, plan: Gather, residue: list[Value], start: list[Value]) -> list[Value]:
+    """How many positions of a box exist along each axis, in a phase: q*phi + residue < out."""
+    counts = []
+    for w, r, s in zip(plan.walks, residue, start, strict=True):
+        there = f.div(f.max(f.add(f.sub(w.out, r), w.phi - 1), 0), w.phi)
+        counts.append(f.max(f.min(f.sub(there, s), w.box), 0))
+    return counts
+
+
+def _residue(f: Function, table: str, phase: Value) -> list[Value]:
+    return [f.load(f.at(table, f.add(f.mul(phase, 4), i), "i64"), "i64", 8) for i in range(4)]
+
+
+def _pixel_count(f: Function, plan: Gather, table: str, phase: Value, start: list[Value]) -> Value:
+    counts = _counts(f, plan, _residue(f, table, phase), start)
+    total: Value = 1
+    for count in counts:
+        total = f.mul(total, count) if not (isinstance(total, int) and total == 1) else count
+    return total
+
+
+def _tabulate(m: Module, plan: Gather, residues: str) -> Function:
+    """A function that lists a box's pixels of one phase: (table, phase, start of each axis).
+
+    First where each reads in the band, then where it writes. What is left of the last tile repeats the last pixel:
+    it computes and writes the same values again.
+    """
+    f = m.function("tabulate", ["p:table", "i:phase", "i:s0", "i:s1", "i:s2", "i:s3"])
+    table, phase, *start = f.args
+    residue = _residue(f, residues, phase)
+    counts = _counts(f, plan, residue, list(start))
+    if plan.in_place:
+        read = [w.stride_in_band * p.stride for w, p in zip(plan.walks, plan.packs, strict=True)]
+    else:
+        steps = entry_steps(plan.packs)
+        read = [w.stride_in_band * s * plan.pitch for w, s in zip(plan.walks, steps, strict=True)]
+    if plan.staged:
+        write = [plan.block] * 4
+        for i in (2, 1, 0):
+            write[i] = write[i + 1] * plan.walks[i + 1].box * plan.walks[i + 1].phi
+        first: Value = 0
+        for w, r in zip(write, residue, strict=True):
+            first = f.add(first, f.mul(r, w))
+    else:
+        write = [w.out_step for w in plan.walks]
+        first = 0
+        for w, r, s in zip(plan.walks, residue, start, strict=True):
+            first = f.add(first, f.mul(f.add(f.mul(s, w.phi), r), w.out_step))
+    position = f.variable("i64", 0)
+    with f.loop(0, counts[0]) as q0, f.loop(0, counts[1]) as q1, f.loop(0, counts[2]) as q2, f.loop(0, counts[3]) as q3:
+        index = f.get(position, "i64")
+        reading: Value = 0
+        writing: Value = first
+        for q, r, t, w in zip((q0, q1, q2, q3), read, write, plan.walks, strict=True):
+            reading = f.add(reading, f.mul(q, r))
+            writing = f.add(writing, f.mul(q, t * w.phi))
+        f.store(reading, f.at(table, index, "i64"), "i64", 8)
+        f.store(writing, f.at(table, f.add(index, plan.pixels), "i64"), "i64", 8)
+        f.set(position, "i64", f.add(index, 1))
+    total = f.get(position, "i64")
+    if len(plan.phases) == 1:
+        f.store(total, f.at(table, 2 * plan.pixels, "i64"), "i64", 8)
+    with f.when(f.test("sgt", total, 0)):
+        rounded = f.mul(f.div(f.add(total, plan.rows - 1), plan.rows), plan.rows)
+        last = f.sub(total, 1)
+        a = f.load(f.at(table, last, "i64"), "i64", 8)
+        b = f.load(f.at(table, f.add(last, plan.pixels), "i64"), "i64", 8)
+        with f.loop(total, rounded) as i:
+            f.store(a, f.at(table, i, "i64"), "i64", 8)
+            f.store(b, f.at(table, f.add(i, plan.pixels), "i64"), "i64", 8)
+    return f
+
+
+def _tile(m: Module, plan: Gather, out: Numbers, tap_entries: str) -> Function:
+    """A function that computes one tile of pixels and channels.
+
+    (band, weights, entries of the taps, taps, channels, reads, writes, place of the results, bias, chunk, lanes).
+    Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
+    """
+    names = ["p:band", "p:weights", "p:entries", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
+    f = m.function("tile", [*names, "i:chunk", "i:lanes"])
+    band, weights, entries, taps, channels, reads, writes, place, bias, chunk, lanes = f.args
+    item = size_of(plan.sum)
+    align = min(LINE, item * plan.lanes & -(item * plan.lanes))
+    out_type = plan.sum if plan.staged else out.storage
+    rows = addresses(f, band, reads, plan.rows, plan.sum)
+    columns = range(plan.vectors)
+
+    def from_bias() -> list[str]:
+        return [f.load(f.at(bias, v * plan.lanes, plan.sum), out.vector, align) for v in columns]
+
+    if plan.bias is None and plan.chunks == 1:
+        start = [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)]
+    elif plan.chunks == 1:
+        start = [from_bias()] * plan.rows
+    else:
+        start = [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)]
+    tile = Tile(f, start, plan.lanes, plan.sum)
+    if plan.chunks > 1:
+        fresh = f.test("eq", chunk, 0)
+        branch = f.either(fresh)
+        values = from_bias()
+        for row in tile.places:
+            for place_, value in zip(row, values, strict=True):
+                f.set(place_, out.vector, value)
+        f.otherwise(branch)
+        for row, address in zip(tile.places, addresses(f, place, writes, plan.rows, plan.sum), strict=True):
+            for v, place_ in enumerate(row):
+                f.set(place_, out.vector, f.load(f.at(address, v * plan.lanes, plan.sum), out.vector, align))
+        f.join(branch)
+    width = plan.block
+    with f.loop(0, taps) as tap:
+        entry = f.load(f.at(entries, tap, "i64"), "i64", 8)
+        here = moved(f, rows, entry, plan.sum)
+        if plan.share is not None:
+            inputs, outputs = plan.share
+            tile.picked(here, f.at(weights, f.mul(tap, inputs * width), plan.sum), align, inputs, outputs)
+        else:
+            panel = f.at(weights, f.mul(f.mul(tap, channels), width), plan.sum)
+            step = plan.in_channel[1] if plan.in_place and plan.cin > 1 else 1
+            with f.loop(0, channels) as c:
+                tile.broadcast(moved(f, here, f.mul(c, step), plan.sum), f.at(panel, f.mul(c, width), plan.sum), align)
+    values_ = tile.values()
+    places = addresses(f, place, writes, plan.rows, out_type)
+    if plan.staged:
+        for row, address in zip(values_, places, strict=True):
+            for v, value in enumerate(row):
+                f.store(value, f.at(address, v * plan.lanes, plan.sum), out.vector, align)
+        return f
+    branch = f.either(f.test("eq", lanes, width))
+    _write_rows(f, plan, out, values_, places, None)
+    f.otherwise(branch)
+    _write_rows(f, plan, out, values_, places, lanes)
+    f.join(branch)
+    return f
+
+
+def _write_rows(
+    f: Function, plan: Gather, out: Numbers, values: list[list[str]], places: list[str], lanes: Value | None
+) -> None:
+    """Round and write the tile. When adding to what is there, all is read before anything is written: rows may repeat."""
+    masks: list[str | None] = [None] * plan.vectors
+    if lanes is not None:
+        masks = [out.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(plan.vectors)]
+    if plan.accumulate:
+        values = [
+            [
+                f.op(f"fadd {out.vector} {value}, {out.load(f, f.at(place, v * plan.lanes, out.storage), masks[v])}")
+                for v, value in enumerate(row)
+            ]
+            for row, place in zip(values, places, strict=True)
+        ]
+    for row, place in zip(values, places, strict=True):
+        for v, value in enumerate(row):
+            out.store(f, value, f.at(place, v * plan.lanes, out.storage), masks[v])
+
+
+def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:
+    """A function that packs the weights of one block of channels: (weights, panel, group, block).
+
+    The panel is [chunk][tap][channel in][block]; lanes beyond the last channel repeat it.
+    """
+    f = m.function("pack_weights", ["p:from", "p:to", "i:group", "i:block"])
+    source, to, group, block = f.args
+    item = size_of(plan.sum)
+    group_step, out_step, in_step = plan.w_strides
+    base = f.at(source, f.mul(group, group_step), n.storage)
+    first = f.mul(block, plan.block)
+    last = f.sub(f.sub(plan.cout, 1), first)
+    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
+
+    def lane_offset(lane: Value) -> Value:
+        """Where the channel of a lane lies; lanes beyond the last channel repeat it."""
+        channel = f.add(first, f.min(lane, last))
+        if plan.share is None:
+            return f.mul(channel, out_step)
+        g, c = f.split(channel, [0, plan.share[1]])
+        return f.add(f.mul(g, group_step), f.mul(c, out_step))
+
+    turn = None
+    if square and in_step == 1 and plan.cin > 1:
+        turn = _turn_weights(m, plan, n)
+    with f.loop(0, plan.chunks) as chunk:
+        channel = f.mul(chunk, plan.chunk)
+        count = f.min(f.sub(plan.cin, channel), plan.chunk)
+        panel = f.at(to, f.mul(channel, len(plan.taps) * plan.block), plan.sum)
+        if turn is not None:
+            with f.loop(0, len(plan.taps)) as tap:
+                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                taps_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
+                with f.loop(0, plan.block, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
+                    # Lanes wholly beyond the last channel repeat it too.
+                    at = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, channel, c)
+                    left = f.max(f.sub(last, lane), 0)
+                    f.call(
+                        turn, f.at(base, at, n.storage), f.at(taps_panel, f.add(f.mul(c, plan.block), lane), plan.sum),
+                        left, f.min(f.sub(count, c), plan.lanes),
+                    )  # fmt: skip
+        elif square and out_step == 1 and plan.cout > 1:
+            with f.loop(0, len(plan.taps)) as tap:
+                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                taps_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
+                with f.loop(0, count) as c:
+                    at = f.at(base, f.add(offset, first, f.mul(f.add(channel, c), in_step)), n.storage)
+                    row = f.at(taps_panel, f.mul(c, plan.block), plan.sum)
+                    for v in range(plan.vectors):
+                        mask = n.mask(f, f.sub(f.add(last, 1), v * plan.lanes)) if plan.cout % plan.block else None
+                        value = n.load(f, f.at(at, v * plan.lanes, n.storage), mask)
+                        f.store(value, f.at(row, v * plan.lanes, plan.sum), n.vector, item)
+        else:
+            with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
+                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), plan.block), plan.sum)
+                at = f.at(base, f.add(offset, f.mul(f.add(channel, c), in_step)), n.storage)
+                with f.loop(0, plan.block) as lane:
+                    value = n.load_one(f, f.at(at, lane_offset(lane), n.storage))
+                    f.store(value, f.at(row, lane, plan.sum), plan.sum, item)
+    return f
+
+
+def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
+    """A function that turns one square of weights: (tensor, panel, channels out left, channels in there)."""
+    f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count"])
+    source, to, left, count = f.args
+    item = size_of(plan.sum)
+    mask = n.mask(f, count)
+    rows = [
+        n.load(f, f.at(source, f.mul(f.min(left, i), plan.w_strides[1]), n.storage), mask) for i in range(plan.lanes)
+    ]
+    for i, row in enumerate(transpose(f, rows, plan.lanes, plan.sum)):
+        with f.when(f.test("slt", i, count)):
+            f.store(row, f.at(to, i * plan.block, plan.sum), n.vector, item)
+    return f
+
+
+def _pack_bias(
+    f: Function, plan: Gather, n: Numbers, bias: str, to: str, unit: Value, group: Value, block: Value
+) -> None:
+    """Widen the bias of one block; without a bias, zeros if the sum is taken in parts."""
+    if plan.bias is None and plan.chunks == 1:
+        return
+    target = f.at(to, f.mul(unit, plan.block), plan.sum)
+    first = f.mul(block, plan.block)
+    with f.loop(0, plan.block) as lane:
+        value = "0.0"
+        if plan.bias is not None:
+            channel = f.min(f.add(first, lane), plan.cout - 1)
+            at = f.mul(f.add(f.mul(group, plan.cout), channel), plan.bias)
+            value = n.load_one(f, f.at(bias, at, n.storage))
+        f.store(value, f.at(target, lane, plan.sum), plan.sum, size_of(plan.sum))

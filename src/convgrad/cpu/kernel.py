@@ -1,0 +1,90 @@
+"""A plan made callable: code written, compiled or found in a cache, and run on a team of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import lru_cache
+
+from ..spec.problem import Problem
+from . import gather, jit, reduce, threads
+from .plan import Declined, Gather, Plan, Reduce, make_plan
+from .target import Target
+
+KEEP = 64 << 20  # bytes of workspace that are kept for later calls
+
+
+class Kernel:
+    """Machine code for one problem. Call it with the addresses of x, w, y and bias."""
+
+    __slots__ = ("_address", "_bytes", "_entry", "_module", "_threads", "plan")
+
+    def __init__(self, plan: Gather | Reduce, target: Target) -> None:
+        self.plan = plan
+        self._module = jit.load(write(plan), target.triple, target.cpu, target.features)
+        self._address = self._module.address("kernel")
+        self._bytes = plan.workspace
+        self._threads = min(plan.threads, plan.tasks)
+        self._entry = threads.entry()
+
+    def __call__(self, x: int, w: int, y: int, bias: int) -> None:
+        """Compute: every element of the wanted tensor is written."""
+        space = _take(self._bytes)
+        args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
+        self._entry(self._address, ctypes.addressof(args), self._threads)
+        _give(space)
+
+
+def write(plan: Gather | Reduce) -> str:
+    """The IR of a plan."""
+    return gather.write(plan) if isinstance(plan, Gather) else reduce.write(plan)
+
+
+@lru_cache(maxsize=1024)
+def find(problem: Problem, target: Target, team: int) -> Kernel | Declined:
+    """The kernel for a problem, or why there is none."""
+    plan = make_plan(problem, target, team)
+    return plan if isinstance(plan, Declined) else Kernel(plan, target)
+
+
+def explain(problem: Problem, target: Target, team: int) -> Plan:
+    """The plan alone."""
+    return make_plan(problem, target, team)
+
+
+class _Space:
+    """Aligned memory for one call."""
+
+    __slots__ = ("address", "memory", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.memory = ctypes.create_string_buffer(0) if size == 0 else _allocate(size + 64)
+        self.address = -(-ctypes.addressof(self.memory) // 64) * 64
+
+
+def _allocate(size: int) -> ctypes.Array[ctypes.c_char]:
+    return (ctypes.c_char * size)()
+
+
+_free: list[_Space] = []
+_lock = threading.Lock()
+
+
+def _take(size: int) -> _Space:
+    """Memory of at least that size, kept from an earlier call or new."""
+    with _lock:
+        for i in range(len(_free) - 1, -1, -1):
+            if _free[i].size >= size:
+                return _free.pop(i)
+    return _Space(max(size, 1 << 16))
+
+
+def _give(space: _Space) -> None:
+    """Keep memory for a later call, unless much is kept already."""
+    with _lock:
+        _free.append(space)
+        while len(_free) > 1 and sum(s.size for s in _free) > KEEP:
+            _free.pop(min(range(len(_free)), key=lambda i: _free[i].size))
+        if len(_free) == 1 and _free[0].size > KEEP:
+            _free.clear()

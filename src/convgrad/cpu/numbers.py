@@ -1,0 +1,201 @@
+"""Elements in memory and in registers: loads that widen, stores that round once to nearest even, masks for what is left.
+
+In registers everything is the accumulator type, float or double. Tensors may lie at any address, so their accesses claim
+no alignment; buffers of our own are aligned to a cache line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .ir import Function, Value, float_text, vector
+
+LINE = 64
+_STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Vectors of so many lanes of an accumulator type ("float" or "double"), for one dtype of a tensor.
+
+    `half` says that the machine converts f16 by itself; otherwise it is done with integers.
+    """
+
+    dtype: str
+    lanes: int
+    sum: str
+    half: bool
+
+    @property
+    def storage(self) -> str:
+        """The type of an element in memory."""
+        return _STORAGE[self.dtype]
+
+    @property
+    def vector(self) -> str:
+        """The type of a vector of accumulators."""
+        return vector(self.lanes, self.sum)
+
+    def zero(self) -> str:
+        """A vector of zeros."""
+        return "zeroinitializer"
+
+    # Whole and partial vectors of a tensor.
+
+    def mask(self, f: Function, count: Value) -> str:
+        """A mask of the first `count` lanes."""
+        steps = "<" + ", ".join(f"i64 {i}" for i in range(self.lanes)) + ">"
+        return f.op(f"icmp slt {vector(self.lanes, 'i64')} {steps}, {splat(f, self.lanes, 'i64', count)}")
+
+    def load(self, f: Function, pointer: str, mask: str | None = None) -> str:
+        """A vector of the tensor, widened. Lanes outside the mask are zeros, and their memory is not touched."""
+        kind = vector(self.lanes, self.storage)
+        if mask is None:
+            raw = f.load(pointer, kind, 1)
+        else:
+            name = f"llvm.masked.load.{_mangled(self.lanes, self.storage)}.p0"
+            bits = vector(self.lanes, "i1")
+            f.module.declarations.add(f"declare {kind} @{name}(ptr, i32, {bits}, {kind})")
+            raw = f.op(f"call {kind} @{name}(ptr {pointer}, i32 1, {bits} {mask}, {kind} zeroinitializer)")
+        return self._widen(f, raw, self.lanes)
+
+    def store(self, f: Function, value: str, pointer: str, mask: str | None = None) -> None:
+        """Round a vector and write it to the tensor; lanes outside the mask are not touched."""
+        kind = vector(self.lanes, self.storage)
+        raw = self._narrow(f, value, self.lanes)
+        if mask is None:
+            f.store(raw, pointer, kind, 1)
+            return
+        name = f"llvm.masked.store.{_mangled(self.lanes, self.storage)}.p0"
+        bits = vector(self.lanes, "i1")
+        f.module.declarations.add(f"declare void @{name}({kind}, ptr, i32, {bits})")
+        f.do(f"call void @{name}({kind} {raw}, ptr {pointer}, i32 1, {bits} {mask})")
+
+    def load_one(self, f: Function, pointer: str) -> str:
+        """One element of the tensor, widened."""
+        raw = f.load(pointer, self.storage, 1)
+        if self.storage == self.sum:
+            return raw
+        lone = f.op(f"insertelement <1 x {self.storage}> poison, {self.storage} {raw}, i32 0")
+        return f.op(f"extractelement <1 x {self.sum}> {self._widen(f, lone, 1)}, i32 0")
+
+    def store_one(self, f: Function, value: str, pointer: str) -> None:
+        """Round one element and write it."""
+        if self.storage != self.sum:
+            lone = f.op(f"insertelement <1 x {self.sum}> poison, {self.sum} {value}, i32 0")
+            value = f.op(f"extractelement <1 x {self.storage}> {self._narrow(f, lone, 1)}, i32 0")
+        f.store(value, pointer, self.storage, 1)
+
+    # Conversions.
+
+    def _widen(self, f: Function, raw: str, lanes: int) -> str:
+        if self.dtype in ("f32", "f64"):
+            return raw
+        floats, words = vector(lanes, "float"), vector(lanes, "i32")
+        if self.dtype == "f16" and self.half:
+            halves = f.op(f"bitcast {vector(lanes, 'i16')} {raw} to {vector(lanes, 'half')}")
+            return f.op(f"fpext {vector(lanes, 'half')} {halves} to {floats}")
+        wide = f.op(f"zext {vector(lanes, 'i16')} {raw} to {words}")
+        if self.dtype == "bf16":
+            return f.op(f"bitcast {words} {f.op(f'shl {words} {wide}, {same(lanes, 16)}')} to {floats}")
+        # Shift exponent and mantissa into place and rescale by 2**112, which is exact and mends subnormals too.
+        body = f.op(f"and {words} {wide}, {same(lanes, 0x7FFF)}")
+        moved = f.op(f"bitcast {words} {f.op(f'shl {words} {body}, {same(lanes, 13)}')} to {floats}")
+        scale = splat_constant(lanes, "float", float_text(2.0**112, "float"))
+        scaled = f.op(f"bitcast {floats} {f.op(f'fmul {floats} {moved}, {scale}')} to {words}")
+        special = f.op(f"icmp uge {words} {body}, {same(lanes, 0x7C00)}")
+        infinite = f.op(f"or {words} {scaled}, {same(lanes, 0x7F800000)}")
+        value = f.op(f"select {vector(lanes, 'i1')} {special}, {words} {infinite}, {words} {scaled}")
+        sign = f.op(f"shl {words} {f.op(f'and {words} {wide}, {same(lanes, 0x8000)}')}, {same(lanes, 16)}")
+        return f.op(f"bitcast {words} {f.op(f'or {words} {value}, {sign}')} to {floats}")
+
+    def _narrow(self, f: Function, value: str, lanes: int) -> str:
+        if self.dtype in ("f32", "f64"):
+            return value
+        floats, words, bits = vector(lanes, "float"), vector(lanes, "i32"), vector(lanes, "i1")
+        shorts = vector(lanes, "i16")
+        if self.dtype == "f16" and self.half:
+            halves = f.op(f"fptrunc {floats} {value} to {vector(lanes, 'half')}")
+            return f.op(f"bitcast {vector(lanes, 'half')} {halves} to {shorts}")
+        raw = f.op(f"bitcast {floats} {value} to {words}")
+        if self.dtype == "bf16":
+            # Half of the last place kept, less one, plus that place itself: ties go to even.
+            high = f.op(f"lshr {words} {raw}, {same(lanes, 16)}")
+            odd = f.op(f"and {words} {high}, {same(lanes, 1)}")
+            rounded = f.op(f"add {words} {f.op(f'add {words} {raw}, {odd}')}, {same(lanes, 0x7FFF)}")
+            rounded = f.op(f"lshr {words} {rounded}, {same(lanes, 16)}")
+            nan = f.op(f"fcmp uno {floats} {value}, zeroinitializer")
+            quiet = f.op(f"or {words} {high}, {same(lanes, 64)}")
+            chosen = f.op(f"select {bits} {nan}, {words} {quiet}, {words} {rounded}")
+            return f.op(f"trunc {words} {chosen} to {shorts}")
+        sign = f.op(f"lshr {words} {f.op(f'and {words} {raw}, {same(lanes, -0x80000000)}')}, {same(lanes, 16)}")
+        body = f.op(f"and {words} {raw}, {same(lanes, 0x7FFFFFFF)}")
+        # Subnormal results: adding 0.5 makes the float adder round at the right place.
+        magnitude = f.op(f"bitcast {words} {body} to {floats}")
+        half = splat_constant(lanes, "float", float_text(0.5, "float"))
+        small = f.op(f"bitcast {floats} {f.op(f'fadd {floats} {magnitude}, {half}')} to {words}")
+        small = f.op(f"sub {words} {small}, {same(lanes, 0x3F000000)}")
+        # Normal results: rebias the exponent and round with integers; what overflows becomes infinity by itself.
+        odd = f.op(f"and {words} {f.op(f'lshr {words} {body}, {same(lanes, 13)}')}, {same(lanes, 1)}")
+        large = f.op(f"add {words} {f.op(f'add {words} {body}, {odd}')}, {same(lanes, 0xFFF - (112 << 23))}")
+        large = f.op(f"lshr {words} {large}, {same(lanes, 13)}")
+        tiny = f.op(f"icmp ult {words} {body}, {same(lanes, 113 << 23)}")
+        number = f.op(f"select {bits} {tiny}, {words} {small}, {words} {large}")
+        big = f.op(f"icmp uge {words} {body}, {same(lanes, 143 << 23)}")
+        number = f.op(f"select {bits} {big}, {words} {same(lanes, 0x7C00)}, {words} {number}")
+        nan = f.op(f"icmp ugt {words} {body}, {same(lanes, 0x7F800000)}")
+        number = f.op(f"select {bits} {nan}, {words} {same(lanes, 0x7E00)}, {words} {number}")
+        return f.op(f"trunc {words} {f.op(f'or {words} {number}, {sign}')} to {shorts}")
+
+
+def same(lanes: int, value: int) -> str:
+    """A constant vector of one i32."""
+    return "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
+
+
+def splat_constant(lanes: int, type_: str, value: str) -> str:
+    """A constant vector of one value."""
+    return "<" + ", ".join([f"{type_} {value}"] * lanes) + ">"
+
+
+def splat(f: Function, lanes: int, type_: str, value: Value) -> str:
+    """A vector with one value in every lane."""
+    if isinstance(value, int):
+        return splat_constant(lanes, type_, str(value))
+    kind = vector(lanes, type_)
+    first = f.op(f"insertelement {kind} poison, {type_} {value}, i32 0")
+    return f.op(f"shufflevector {kind} {first}, {kind} poison, <{lanes} x i32> zeroinitializer")
+
+
+def fma(f: Function, a: str, b: str, c: str, lanes: int, type_: str) -> str:
+    """a * b + c, with one rounding where the machine has it."""
+    kind, name = vector(lanes, type_), f"llvm.fmuladd.{_mangled(lanes, type_)}"
+    f.module.declarations.add(f"declare {kind} @{name}({kind}, {kind}, {kind})")
+    return f.op(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
+
+
+def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]:
+    """A square of vectors, turned: lane j of row i becomes lane i of row j. The side is a power of two."""
+    kind = vector(lanes, type_)
+    step = lanes // 2
+    while step:
+        low = [i if not i & step else lanes + i - step for i in range(lanes)]
+        high = [i + step if not i & step else lanes + i for i in range(lanes)]
+        turned = list(rows)
+        for i in range(lanes):
+            if not i & step:
+                turned[i] = shuffle(f, kind, rows[i], rows[i + step], low)
+                turned[i + step] = shuffle(f, kind, rows[i], rows[i + step], high)
+        rows = turned
+        step //= 2
+    return rows
+
+
+def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
+    """Lanes of two vectors in a given order."""
+    picks = ", ".join(f"i32 {i}" for i in order)
+    return f.op(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{picks}>")
+
+
+def _mangled(lanes: int, type_: str) -> str:
+    return f"v{lanes}" + {"float": "f32", "double": "f64"}.get(type_, type_)

@@ -1,0 +1,640 @@
+"""How a problem is computed on a CPU. A pure function of problem, target and threads; every heuristic lives here.
+
+Two loop nests serve the three computations:
+
+`Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
+    out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
+Forward has sigma = stride and phi = 1. The data gradient has sigma = 1 and phi = stride: an x at q*stride + a meets only
+the taps of its own phase a, so each phase is a convolution with stride 1 over y and no product with a zero that the
+stride made. A box of pixels and its halo is packed into a zero-padded band; a register tile of rows (pixels) and lanes
+(channels) then runs without a condition.
+
+`Reduce` computes w. Each weight sums over all pixels:
+    w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
+A register tile of rows (one side's channels) and lanes (the other side's) runs over the pixels of one packed box after
+another, always in the same order, so the sum has a fixed shape.
+
+Batch is treated as one more spatial axis with a kernel of 1, and axes that nothing tells apart are merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from math import ceil, prod
+
+from ..dtypes import DTYPES
+from ..spec.problem import Ints, Problem
+from .target import Target
+
+AXES = 4
+PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
+
+
+def up(value: int, step: int) -> int:
+    """The next multiple."""
+    return -(-value // step) * step
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the geometry, batch included, with the strides of the three tensors along it."""
+
+    x: int
+    y: int
+    k: int = 1
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+    x_step: int = 0
+    w_step: int = 0
+    y_step: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """Whether x and y walk along this axis together, with no kernel."""
+        return self.k == 1 and self.stride == 1 and self.pad == 0 and self.x == self.y
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem with its axes brought to a common form: always four, the last one innermost."""
+
+    axes: tuple[Axis, ...]
+    g: int
+    cx: int
+    cy: int
+    x_channel: Ints  # strides of (g, cx)
+    y_channel: Ints  # strides of (g, cy)
+    w_channel: Ints  # strides of (g, cy, cx)
+
+
+def simplify(p: Problem) -> Shape:
+    """Merge what can be merged: a kernel of 1 with stride 1 makes neighbouring axes one, batch among them."""
+    axes = [Axis(p.n, p.n, x_step=p.x_strides[0], y_step=p.y_strides[0])]
+    for i in range(p.rank):
+        axes.append(
+            Axis(
+                p.x[i], p.y[i], p.w[i], p.stride[i], p.dilation[i], p.pad[i],
+                p.x_strides[3 + i], p.w_strides[3 + i], p.y_strides[3 + i],
+            )  # fmt: skip
+        )
+    merged: list[Axis] = []
+    for axis in axes:
+        if axis.plain and axis.x == 1:
+            continue
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and last.plain
+            and axis.plain
+            and last.x_step == axis.x * axis.x_step
+            and last.y_step == axis.y * axis.y_step
+        ):
+            merged[-1] = replace(axis, x=last.x * axis.x, y=last.y * axis.y)
+        else:
+            merged.append(axis)
+    filler = [Axis(1, 1)] * (AXES - len(merged))
+    return Shape(
+        tuple(filler + merged),
+        p.g, p.cx, p.cy,
+        p.x_strides[1:3], p.y_strides[1:3], p.w_strides[:3],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How one axis of a tensor is copied into a band.
+
+    Entry e of the band holds coordinate start + e; or, when `offsets` are given, the band holds one run of `count`
+    entries per offset, entry q of run r being coordinate start + q*step + offsets[r].
+    """
+
+    size: int
+    stride: int
+    count: int
+    step: int = 1
+    offsets: Ints = (0,)
+
+    @property
+    def extent(self) -> int:
+        """Entries along this axis."""
+        return self.count * len(self.offsets)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One axis of a gather: how the output walks over the input."""
+
+    out: int
+    phi: int
+    sigma: int
+    out_step: int
+    box: int  # positions q that one task covers
+    low: int  # coordinate of the band's first entry, for q = 0
+    stride_in_band: int  # entries between the inputs of neighbouring q
+    residues: tuple[tuple[tuple[int, int], ...], ...]  # per phase of this axis: its taps as (k, entry in the band)
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes the axis is cut into."""
+        return ceil(ceil(self.out / self.phi) / self.box)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The plan for y or x. See the module's text for the loop nest."""
+
+    wanted: str
+    dtype: str
+    out_dtype: str
+    sum: str
+    lanes: int
+    rows: int
+    vectors: int
+    groups: int  # computed one after another
+    cin: int  # channels to sum over, in a group
+    cout: int  # channels wanted, in a group
+    share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
+    chunk: int  # channels summed in one go
+    walks: tuple[Walk, ...]
+    packs: tuple[Packed, ...]
+    in_place: bool
+    staged: bool
+    pitch: int
+    in_channel: Ints  # strides of (group, channel)
+    out_channel: Ints
+    w_strides: Ints  # strides of (group, out, in)
+    taps: tuple[tuple[int, int], ...]  # in phase order: (offset in w, entry in the band)
+    phases: tuple[tuple[int, int, Ints], ...]  # (first tap, taps, residue per axis)
+    block_groups: int  # tasks that share one box, each with a part of the channels
+    bias: int | None
+    accumulate: bool
+    half: bool
+    threads: int
+    why: tuple[str, ...] = field(default=())
+
+    @property
+    def block(self) -> int:
+        """Lanes of one block of wanted channels."""
+        return self.lanes * self.vectors
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of wanted channels in a group."""
+        return ceil(self.cout / self.block)
+
+    @property
+    def chunks(self) -> int:
+        """Parts that the sum over channels is cut into."""
+        return max(1, ceil(self.cin / self.chunk))
+
+    @property
+    def pixels(self) -> int:
+        """Positions of a box, of one phase, rounded up to whole tiles."""
+        return up(prod(w.box for w in self.walks), self.rows)
+
+    @property
+    def boxes(self) -> int:
+        """Boxes over all axes."""
+        return prod(w.boxes for w in self.walks)
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work that threads take."""
+        return self.groups * self.boxes * self.block_groups
+
+    @property
+    def panel(self) -> int:
+        """Elements of the packed weights of one block of channels."""
+        return len(self.taps) * self.cin * self.block
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
+        line = 16
+        slack = self.lanes * self.pitch
+        band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
+        region = prod(w.box * w.phi for w in self.walks) + self.lanes
+        stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
+        table = 2 * self.pixels * len(self.phases) * (8 // DTYPES[self._sum_dtype].size)
+        return {
+            "weights": up(self.groups * self.blocks * self.panel, line),
+            "bias": up(self.groups * self.blocks * self.block, line),
+            ".band": up(band, line),
+            ".stage": up(stage, line),
+            ".table": up(table + 8, line),
+        }
+
+    @property
+    def _sum_dtype(self) -> str:
+        return "f32" if self.sum == "float" else "f64"
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of all buffers, for all threads."""
+        return _workspace(self.sizes, self.threads, DTYPES[self._sum_dtype].size)
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """The plan for w. See the module's text for the loop nest."""
+
+    dtype: str
+    out_dtype: str
+    sum: str
+    lanes: int
+    rows: int
+    vectors: int
+    groups: int
+    row_side: str  # whose channels are the rows of the tile: "x" or "y"
+    crow: int  # channels on the rows, in a group
+    clane: int  # channels in the lanes, in a group
+    share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
+    axes: tuple[Axis, ...]
+    box: Ints
+    x_packs: tuple[Packed, ...]
+    x_walk: Ints  # band entries between the x of neighbouring o
+    y_packs: tuple[Packed, ...]
+    x_in_place: bool
+    y_in_place: bool
+    row_part: int  # row channels of one task
+    lane_part: int  # blocks of lanes of one task
+    x_channel: Ints
+    y_channel: Ints
+    w_strides: Ints  # strides of (group, row, lane)
+    taps: tuple[tuple[int, int], ...]  # (offset in w, entry in the band of x)
+    slices: int  # the sum over boxes is cut into so many parts, added in order
+    accumulate: bool
+    half: bool
+    threads: int
+    why: tuple[str, ...] = field(default=())
+
+    @property
+    def block(self) -> int:
+        """Lanes of one block."""
+        return self.lanes * self.vectors
+
+    @property
+    def lane_blocks(self) -> int:
+        """Blocks of lanes in a group."""
+        return ceil(self.clane / self.block)
+
+    @property
+    def row_parts(self) -> int:
+        """Parts that the row channels are cut into."""
+        return ceil(self.crow / self.row_part)
+
+    @property
+    def lane_parts(self) -> int:
+        """Parts that the blocks of lanes are cut into."""
+        return ceil(self.lane_blocks / self.lane_part)
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work that threads take."""
+        return self.groups * self.row_parts * self.lane_parts * self.slices
+
+    @property
+    def boxes(self) -> int:
+        """Boxes over all axes."""
+        return prod(ceil(a.y / b) for a, b in zip(self.axes, self.box, strict=True))
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles along the rows of one task."""
+        return ceil(self.row_part / self.rows)
+
+    @property
+    def row_pitch(self) -> int:
+        """Elements between pixels in the band of the row side."""
+        return pitch(self.row_part if not self.share else self.block, self.lanes)
+
+    @property
+    def slab(self) -> int:
+        """Elements of the sums of one task."""
+        if self.share:
+            return self.lane_part * len(self.taps) * self.share[0] * self.block
+        return self.lane_part * self.tiles * len(self.taps) * self.rows * self.block
+
+    @property
+    def x_pitch(self) -> int:
+        """Elements between pixels in the band of x."""
+        if self.share:
+            return up(self.block // self.share[1] * self.share[0], self.lanes) + self.lanes
+        return self.row_pitch if self.row_side == "x" else self.block
+
+    @property
+    def y_pitch(self) -> int:
+        """Elements between pixels in the band of y."""
+        if self.share:
+            return self.block
+        return self.row_pitch if self.row_side == "y" else self.block
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
+        line = 16
+        x_blocks = self.lane_part if self.row_side == "y" and not self.share else 1
+        y_blocks = self.lane_part if self.row_side == "x" and not self.share else 1
+        x = 0 if self.x_in_place else prod(p.extent for p in self.x_packs) * self.x_pitch * x_blocks
+        y = 0 if self.y_in_place else prod(p.extent for p in self.y_packs) * self.y_pitch * y_blocks
+        shared = self.slab * self.tasks if self.slices > 1 else 0
+        return {
+            "sums": up(shared, line),
+            ".x": up(x + self.lanes * self.x_pitch, line),
+            ".y": up(y + self.lanes * self.y_pitch, line),
+            ".slab": up(self.slab, line),
+        }
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of all buffers, for all threads."""
+        return _workspace(self.sizes, self.threads, 4 if self.sum == "float" else 8)
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A problem that is left to the reference, and why."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return f"reference: {self.reason}"
+
+
+Plan = Gather | Reduce | Declined
+
+
+def pitch(channels: int, lanes: int) -> int:
+    """Elements between pixels of a band: whole vectors, and an odd number of them, since pixels that lie a power of two
+    apart would share a few cache sets."""
+    vectors = ceil(channels / lanes)
+    return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+
+
+def _workspace(sizes: dict[str, int], threads: int, size: int) -> int:
+    shared = sum(v for k, v in sizes.items() if not k.startswith("."))
+    own = sum(v for k, v in sizes.items() if k.startswith("."))
+    return size * (shared + threads * own)
+
+
+def _printed(plan: Gather | Reduce) -> str:
+    """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
+    name = type(plan).__name__.lower()
+    lines = [
+        f"{name}: tile {plan.rows} rows x {plan.vectors} vectors of {plan.lanes} ({plan.sum} sums), {plan.tasks} tasks",
+        f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads: "
+        + ", ".join(f"{k.lstrip('.')} {v}{'' if not k.startswith('.') else ' per thread'}" for k, v in plan.sizes.items()),
+    ]
+    lines += [f"- {reason}" for reason in plan.why]
+    shown = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in ("why", "taps", "phases", "axes")}
+    lines += [f"  {k} = {v}" for k, v in shown.items()]
+    return "\n".join(lines)
+
+
+def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
+    """The plan for a problem."""
+    if problem.wanted == "w":
+        return _reduce(problem, target, threads)
+    return _gather(problem, target, threads)
+
+
+def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
+    """(rows, vectors) of the register tile for so many channels in the lanes.
+
+    The accumulators, one vector of weights per column and one broadcast must fit in the registers. Vectors are chosen to
+    waste few lanes, then to be many: each value that is broadcast then serves more products.
+    """
+    if target.tile:
+        return target.tile
+    needed = ceil(channels / lanes)
+    most = 4 if target.registers >= 32 else 2
+    vectors = min(range(1, most + 1), key=lambda v: (ceil(needed / v) * v, -v))
+    by_vectors = {4: 6, 3: 8, 2: 8, 1: 8} if target.registers >= 32 else {2: 5, 1: 6}
+    return by_vectors[vectors], vectors
+
+
+def _half(target: Target) -> bool:
+    """Whether the machine converts f16."""
+    return target.name in ("avx512", "avx2", "neon")
+
+
+def _gather(p: Problem, target: Target, threads: int) -> Plan:
+    why: list[str] = []
+    shape = simplify(p)
+    sum_dtype = DTYPES[p.dtype].accumulator
+    lanes = target.lanes(sum_dtype.itemsize)
+    forward = p.wanted == "y"
+    if prod(1 if forward else a.stride for a in shape.axes) > PHASES:
+        return Declined(f"strides {p.stride} make more than {PHASES} phases")
+    cin, cout = (p.cx, p.cy) if forward else (p.cy, p.cx)
+    in_channel, out_channel = (shape.x_channel, shape.y_channel) if forward else (shape.y_channel, shape.x_channel)
+    g, cy, cx = shape.w_channel
+    w_strides = (g, cy, cx) if forward else (g, cx, cy)
+
+    share: tuple[int, int] | None = None
+    groups = p.g
+    if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout:
+        # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
+        share, groups = (cin, cout), 1
+        in_total, out_total = p.g * cin, p.g * cout
+        why.append(f"{lanes // cout} groups side by side in a vector")
+    else:
+        in_total, out_total = cin, cout
+    rows, vectors = tile(target, lanes, out_total)
+    block = lanes * vectors
+
+    taps = prod(a.k for a in shape.axes)
+    if share:
+        chunk = in_total
+    else:
+        budget = target.l2 // 3 // (sum_dtype.itemsize * block)  # steps whose weights stay in the second-level cache
+        parts = max(1, ceil(taps * cin / budget))
+        chunk = max(1, min(cin, up(ceil(cin / parts), lanes)))
+    band_pitch = pitch(chunk, lanes) if not share else up(in_total, lanes) + lanes
+
+    in_dense = in_channel[1] == 1 or in_total == 1
+    in_place = not share and in_dense and DTYPES[p.dtype].numpy == sum_dtype and all(map(_inside(forward), shape.axes))
+    if in_place:
+        why.append("the input is read in place: no padding, channels innermost, no conversion")
+    staged = out_channel[1] != 1 and out_total > 1 or chunk < cin
+    if staged:
+        why.append("results go through a stage: " + ("channels are not innermost" if chunk == cin else "sums in parts"))
+    if share:
+        # Channels of one group after another make one run of channels.
+        in_channel = (0, in_channel[1] if share[0] > 1 else in_channel[0])
+        out_channel = (0, out_channel[1] if share[1] > 1 else out_channel[0])
+        staged = out_channel[1] != 1
+
+    walks = _boxes(shape.axes, forward, target, threads * 3, band_pitch * sum_dtype.itemsize, rows, groups)
+    packs = tuple(_packed(a, w, forward) for a, w in zip(shape.axes, walks, strict=True))
+    if in_place:
+        walks = tuple(replace(w, stride_in_band=w.sigma) for w in walks)
+        walks, packs = _unpacked(shape.axes, walks, forward)
+    band = prod(q.extent for q in packs) * band_pitch * sum_dtype.itemsize
+    if not in_place and band > max(64 << 20, 4 * p.bytes):
+        return Declined(f"a band of {band >> 20} MiB for one box of pixels")
+    phases, tap_list = _phases(shape.axes, walks, packs, in_place, forward)
+    boxes = prod(w.boxes for w in walks)
+    blocks = ceil(out_total / block)
+    tasks = groups * boxes
+    block_groups = 1 if tasks >= 2 * threads else min(blocks, ceil(2 * threads / tasks))
+    return Gather(
+        wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
+        lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
+        share=share, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place, staged=staged,
+        pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides, taps=tap_list,
+        phases=phases, block_groups=block_groups, bias=p.bias_stride, accumulate=p.accumulate, half=_half(target),
+        threads=threads, why=tuple(why),
+    )  # fmt: skip
+
+
+def _inside(forward: bool):  # type: ignore[no-untyped-def]
+    """A test whether every input that an axis meets lies inside the tensor, so that no padding is read."""
+
+    def test(a: Axis) -> bool:
+        if forward:
+            return a.pad == 0 and (a.y - 1) * a.stride + (a.k - 1) * a.dilation < a.x
+        for k in range(a.k):
+            residue = (k * a.dilation - a.pad) % a.stride
+            offset = (residue + a.pad - k * a.dilation) // a.stride
+            count = ceil((a.x - residue) / a.stride)
+            if count > 0 and (offset < 0 or count - 1 + offset >= a.y):
+                return False
+        return True
+
+    return test
+
+
+def _offsets(a: Axis, forward: bool) -> list[int]:
+    """Input offset of each tap of an axis."""
+    if forward:
+        return [k * a.dilation - a.pad for k in range(a.k)]
+    return [-((k * a.dilation - a.pad) // a.stride) for k in range(a.k)]
+
+
+def _boxes(
+    axes: tuple[Axis, ...], forward: bool, target: Target, tasks: int, pixel_bytes: int, rows: int, groups: int
+) -> tuple[Walk, ...]:
+    """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
+    phi = [1 if forward else a.stride for a in axes]
+    sigma = [a.stride if forward else 1 for a in axes]
+    count = [ceil((a.y if forward else a.x) / f) for a, f in zip(axes, phi, strict=True)]
+    spread = [max(o) - min(o) for o in (_offsets(a, forward) for a in axes)]
+
+    def entries(box: list[int]) -> int:
+        return prod(
+            min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True)
+        )
+
+    budget = target.l2 // 3
+    most = max(1, 4096 // prod(phi))  # positions of one phase: the tables and the stage stay small
+    box = [1] * len(axes)
+    for i in reversed(range(len(axes))):
+        best = 1
+        size = count[i]
+        candidates = sorted({ceil(size / parts) for parts in range(1, min(size, 512) + 1)})
+        for b in candidates:
+            trial = [*box[:i], b, *box[i + 1 :]]
+            if prod(trial) <= most and entries(trial) * pixel_bytes <= budget:
+                best = b
+        box[i] = best
+        if best < size:
+            break
+    # Enough boxes that every thread has work to the end.
+    for i in range(len(axes)):
+        while (
+            groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) < tasks
+            and box[i] > 1
+            and prod(box) >= 8 * rows
+        ):
+            box[i] = ceil(box[i] / 2)
+    walks = []
+    for i, a in enumerate(axes):
+        offsets = _offsets(a, forward)
+        together = (box[i] - 1) * sigma[i] + spread[i] + 1
+        separate = box[i] * a.k < together
+        distinct = sorted(set(offsets))
+        if separate:
+            entry = {o: distinct.index(o) * box[i] for o in offsets}
+        else:
+            entry = {o: o - min(offsets) for o in offsets}
+        residues: list[list[tuple[int, int]]] = [[] for _ in range(phi[i])]
+        for k, o in enumerate(offsets):
+            at = 0 if forward else (k * a.dilation - a.pad) % a.stride
+            residues[at].append((k, entry[o]))
+        walks.append(
+            Walk(
+                a.y if forward else a.x, phi[i], sigma[i], a.y_step if forward else a.x_step, box[i],
+                0 if separate else min(offsets), 1 if separate else sigma[i], tuple(map(tuple, residues)),
+            )  # fmt: skip
+        )
+    return tuple(walks)
+
+
+def _packed(a: Axis, w: Walk, forward: bool) -> Packed:
+    """How the input of an axis is copied for a box."""
+    size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
+    offsets = _offsets(a, forward)
+    together = (w.box - 1) * w.sigma + max(offsets) - min(offsets) + 1
+    if w.box * a.k < together:
+        return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(offsets))))
+    return Packed(size, stride, together)
+
+
+def _unpacked(
+    axes: tuple[Axis, ...], walks: tuple[Walk, ...], forward: bool
+) -> tuple[tuple[Walk, ...], tuple[Packed, ...]]:
+    """Walks and packs for an input that is read where it lies: entries are coordinates."""
+    packs, changed = [], []
+    for a, w in zip(axes, walks, strict=True):
+        offsets = _offsets(a, forward)
+        residues: list[list[tuple[int, int]]] = [[] for _ in range(w.phi)]
+        for k, o in enumerate(offsets):
+            residues[0 if forward else (k * a.dilation - a.pad) % a.stride].append((k, o))
+        changed.append(replace(w, low=0, stride_in_band=w.sigma, residues=tuple(map(tuple, residues))))
+        size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
+        packs.append(Packed(size, stride, 1))
+    return tuple(changed), tuple(packs)
+
+
+def _phases(
+    axes: tuple[Axis, ...], walks: tuple[Walk, ...], packs: tuple[Packed, ...], in_place: bool, forward: bool
+) -> tuple[tuple[tuple[int, int, Ints], ...], tuple[tuple[int, int], ...]]:
+    """The phases of the output and, in their order, the taps each of them meets.
+
+    A tap's entry in the band is in pixels; in place it is already in elements.
+    """
+    step = [p.stride for p in packs] if in_place else _entry_steps(packs)
+    phases, taps = [], []
+    for residue in product(*(range(w.phi) for w in walks)):
+        mine = []
+        for combo in product(*(w.residues[r] for w, r in zip(walks, residue, strict=True))):
+            weight = sum(k * a.w_step for (k, _), a in zip(combo, axes, strict=True))
+            entry = sum(e * s for (_, e), s in zip(combo, step, strict=True))
+            mine.append((weight, entry))
+        phases.append((len(taps), len(mine), residue))
+        taps += mine
+    return tuple(phases), tuple(taps)
+
+
+def _entry_steps(packs: tuple[Packed, ...]) -> list[int]:
+    """Band entries between neighbours along each axis."""
+    steps = [1] * len(packs)
+    for i in reversed(range(len(packs) - 1)):
+        steps[i] = steps[i + 1] * packs[i + 1].extent
+    return steps
+
+
+entry_steps = _entry_steps
+
+
+def _reduce(p: Problem, target: Target, threads: int) -> Plan:
+    raise NotImplementedError

@@ -1,0 +1,67 @@
+"""The register tile: sums of rows times lanes that stay in registers over a run of products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .ir import Function, Value, vector
+from .numbers import fma, shuffle, splat
+
+
+class Tile:
+    """Accumulators of `rows` by `vectors`, as variables that become registers."""
+
+    def __init__(self, f: Function, start: Sequence[Sequence[str]], lanes: int, sum_: str) -> None:
+        self.f = f
+        self.lanes = lanes
+        self.sum = sum_
+        self.kind = vector(lanes, sum_)
+        self.places = [[f.variable(self.kind, value) for value in row] for row in start]
+
+    def values(self) -> list[list[str]]:
+        """The sums as they stand."""
+        return [[self.f.get(place, self.kind) for place in row] for row in self.places]
+
+    def broadcast(self, rows: Sequence[str], columns: str, align: int) -> None:
+        """Add one product everywhere: an element per row, times a vector per column, read at the given addresses."""
+        f = self.f
+        width = len(self.places[0])
+        right = [f.load(f.at(columns, v * self.lanes, self.sum), self.kind, align) for v in range(width)]
+        for address, row in zip(rows, self.places, strict=True):
+            left = splat(f, self.lanes, self.sum, f.load(address, self.sum, 1))
+            for place, value in zip(row, right, strict=True):
+                self._add(place, left, value)
+
+    def _add(self, place: str, left: str, right: str) -> None:
+        f = self.f
+        f.set(place, self.kind, fma(f, left, right, f.get(place, self.kind), self.lanes, self.sum))
+
+    def picked(self, rows: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
+        """Add the products of groups that share the lanes: each lane picks the inputs of its own group.
+
+        Lane l belongs to group l // outputs. For each of the group's inputs, columns hold one vector per column.
+        """
+        f = self.f
+        width = len(self.places[0])
+        advance = self.lanes // outputs * inputs
+        orders = [[lane // outputs * inputs + j for lane in range(self.lanes)] for j in range(inputs)]
+        right = [
+            [f.load(f.at(columns, (j * width + v) * self.lanes, self.sum), self.kind, align) for v in range(width)]
+            for j in range(inputs)
+        ]
+        for address, row in zip(rows, self.places, strict=True):
+            for v, place in enumerate(row):
+                left = f.load(f.at(address, v * advance, self.sum), self.kind, 4)
+                for j in range(inputs):
+                    own = left if inputs == outputs == 1 else shuffle(f, self.kind, left, left, orders[j])
+                    self._add(place, own, right[j][v])
+
+
+def addresses(f: Function, base: str, table: str, count: int, sum_: str) -> list[str]:
+    """Addresses of pixels: a base and offsets in elements, read from a table."""
+    return [f.at(base, f.load(f.at(table, i, "i64"), "i64", 8), sum_) for i in range(count)]
+
+
+def moved(f: Function, pointers: Sequence[str], offset: Value, sum_: str) -> list[str]:
+    """The same addresses, so many elements further."""
+    return [f.at(p, offset, sum_) for p in pointers]
