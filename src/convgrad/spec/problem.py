@@ -174,6 +174,12 @@ class Problem:
         }
         if len({len(v) for v in sizes.values()}) != 1:
             raise SpecError(f"problem text: every size in {text!r} needs the same number of axes")
+        least = {"g": 1, "w": 1, "stride": 1, "dilation": 1, "n": 0, "cx": 0, "cy": 0, "x": 0, "y": 0}
+        for name, smallest in least.items():
+            if min(sizes.get(name) or (counts[name],)) < smallest:
+                raise SpecError(f"problem text: {name} must be at least {smallest} in {text!r}")
+        if not 1 <= len(sizes["x"]) <= 3:
+            raise SpecError(f"problem text: {text!r} must have 1, 2 or 3 spatial axes")
         plain = cls(
             wanted=words[0],
             dtype=words[1],
@@ -202,15 +208,16 @@ class Problem:
 _EXAMPLE = "x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1"
 _SIZES = {"x": "x", "w": "w", "y": "y", "s": "stride", "d": "dilation", "p": "pad"}
 _COUNTS = ("n", "g", "cx", "cy")
+_DIGITS = "[0-9]{1,19}"
 _WORD = re.compile(
     "|".join(
         [
-            *(rf"{k}(?P<{k}>\d+)" for k in _COUNTS),
-            *(rf"{k}(?P<{k}_sizes>-?\d+(?:x-?\d+)*)" for k in _SIZES),
-            *(rf"{r}@(?P<{r}_layout>nxc|xio|ncx|-?\d+(?:,-?\d+)*)" for r in "xwy"),
+            *(rf"{k}(?P<{k}>{_DIGITS})" for k in _COUNTS),
+            *(rf"{k}(?P<{k}_sizes>-?{_DIGITS}(?:x-?{_DIGITS})*)" for k in _SIZES),
+            *(rf"{r}@(?P<{r}_layout>nxc|xio|ncx|-?{_DIGITS}(?:,-?{_DIGITS})*)" for r in "xwy"),
             rf"out:(?P<out>{'|'.join(DTYPES)})",
             r"(?P<bias>bias)",
-            r"bias@(?P<bias_at>-?\d+)",
+            rf"bias@(?P<bias_at>-?{_DIGITS})",
             r"(?P<accumulate>accumulate)",
         ]
     )
