@@ -8,20 +8,24 @@ from operator import index
 from typing import Any
 
 from ..errors import SpecError
-from .table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, RULES, Attr, Op
+from .table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, RULES, Attr, Op, Rule
 
 S64 = range(-(2**63), 2**63)
 
 
 def broken(rule: str, argument: str, got: object = None, *, hint: str = "", **facts: object) -> SpecError:
-    """The error for a broken rule: what, rule, got, and what to do. The operation's name is added at the edge."""
-    entry = RULES[rule]
-    message = f"{argument} {entry.text.format(**facts)}"
+    """The error for a broken rule of the table. The operation's name is added at the edge."""
+    return breach(RULES[rule], argument, got, hint=hint, **facts)
+
+
+def breach(rule: Rule, argument: str, got: object = None, *, hint: str = "", **facts: object) -> SpecError:
+    """The error for a broken rule: what, rule, got, and what to do."""
+    message = f"{argument} {rule.text.format(**facts)}"
     if got is not None:
         message += f", got {got}"
     if hint:
         message += f"; {hint}"
-    return SpecError(message, status=entry.status, rule=rule, argument=argument)
+    return SpecError(message, status=rule.status, rule=rule.name, argument=argument)
 
 
 def meant(word: object, known: Iterable[str]) -> str:
@@ -146,7 +150,9 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
         raise broken("attribute_type", attr.name, repr(value), expected=f"a string: {expected}")
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value
     if found not in attr.choices:
-        raise broken("attribute_choice", attr.name, repr(value), hint=meant(value, attr.choices), expected=expected)
+        meanings = ", ".join(f"{choice}: {text}" for choice, text in attr.choices.items() if text)
+        hint = meant(value, attr.choices) or meanings
+        raise broken("attribute_choice", attr.name, repr(value), hint=hint, expected=expected)
     if strict and found in attr.beyond:
         raise broken("strict", f"{attr.name}={value!r}")
     return found
