@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import time
 from collections.abc import Callable
 from operator import index
 from pathlib import Path
 from string import Template
-from typing import SupportsIndex
+from typing import Any
 
 from ..errors import SpecError
 
@@ -57,7 +58,8 @@ def get_num_threads() -> int:
     global _chosen
     if _chosen is None:
         text = os.environ.get("CONVGRAD_NUM_THREADS", "").strip()
-        _chosen = _count(text, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST)
+        given = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
+        _chosen = _count(given, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST)
     return _chosen
 
 
@@ -112,11 +114,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _count(value: SupportsIndex | str, operation: str, argument: str) -> int:
+def _count(value: Any, operation: str, argument: str) -> int:
     """A number of threads, from a caller or from the environment."""
     try:
-        number = int(value, 10) if isinstance(value, str) else index(value)
-    except (TypeError, ValueError):
+        number = index(value)
+    except TypeError:
         number = 0
     if isinstance(value, bool) or not 1 <= number <= MOST:
         raise SpecError(
@@ -124,7 +126,7 @@ def _count(value: SupportsIndex | str, operation: str, argument: str) -> int:
             argument=argument,
             operation=operation,
         )
-    return int(number)
+    return number
 
 
 def available(root: Path = Path("/")) -> int:

@@ -1,0 +1,479 @@
+"""The team: everyone works once, barriers hold, and forks, exits, signals and crowds do no harm."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from convgrad import ConvgradError
+from convgrad.cpu import jit, threads
+
+HOST = jit.host()
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or needs the team")
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+KERNELS = """
+; Thread t adds 1000 + n to word t, and takes numbers from every counter; word 100 + i sums what counter i gave.
+define void @mark(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
+entry:
+  %p = getelementptr i64, ptr %a, i64 %t
+  %n1 = add i64 %n, 1000
+  %r = atomicrmw add ptr %p, i64 %n1 monotonic
+  %np = getelementptr i8, ptr %team, i64 8
+  %nt = load i64, ptr %np
+  %same = icmp eq i64 %nt, %n
+  br i1 %same, label %loop, label %wrong
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %next = add i64 %i, 1
+  %off = shl i64 %next, 6
+  %c = getelementptr i8, ptr %team, i64 %off
+  %got = atomicrmw add ptr %c, i64 1 monotonic
+  %qi = add i64 %i, 100
+  %q = getelementptr i64, ptr %a, i64 %qi
+  %s = atomicrmw add ptr %q, i64 %got monotonic
+  %more = icmp slt i64 %next, 14
+  br i1 %more, label %loop, label %done
+wrong:
+  store i64 -1, ptr %p
+  br label %done
+done:
+  ret void
+}
+
+; 300 rounds: thread t writes round + 1 to word 8t, waits, and adds every thread's word to its own sum at 1000 + 8t.
+define void @rounds(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
+entry:
+  %barrier = load ptr, ptr %team
+  %t8 = shl i64 %t, 3
+  %mine = getelementptr i64, ptr %a, i64 %t8
+  %sums = getelementptr i64, ptr %a, i64 1000
+  %sum = getelementptr i64, ptr %sums, i64 %t8
+  br label %round
+round:
+  %r = phi i64 [ 0, %entry ], [ %r1, %end ]
+  %r1 = add i64 %r, 1
+  store i64 %r1, ptr %mine
+  call void %barrier(ptr %team)
+  br label %read
+read:
+  %i = phi i64 [ 0, %round ], [ %i1, %read ]
+  %i8 = shl i64 %i, 3
+  %p = getelementptr i64, ptr %a, i64 %i8
+  %v = load i64, ptr %p
+  %s = load i64, ptr %sum
+  %s1 = add i64 %s, %v
+  store i64 %s1, ptr %sum
+  %i1 = add i64 %i, 1
+  %m = icmp slt i64 %i1, %n
+  br i1 %m, label %read, label %end
+end:
+  call void %barrier(ptr %team)
+  %more = icmp slt i64 %r1, 300
+  br i1 %more, label %round, label %done
+done:
+  ret void
+}
+
+; Counts itself in at word 1, then stays until word 0 is set.
+define void @stay(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
+entry:
+  %here = getelementptr i64, ptr %a, i64 1
+  %r = atomicrmw add ptr %here, i64 1 seq_cst
+  br label %loop
+loop:
+  %v = load atomic i64, ptr %a acquire, align 8
+  %z = icmp eq i64 %v, 0
+  br i1 %z, label %loop, label %done
+done:
+  ret void
+}
+
+; Words: entry, mark, its argument. Every thread enters again, asking for 4 threads.
+define void @nest(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
+  %entry = load ptr, ptr %a
+  %p1 = getelementptr ptr, ptr %a, i64 1
+  %mark = load ptr, ptr %p1
+  %p2 = getelementptr ptr, ptr %a, i64 2
+  %to = load ptr, ptr %p2
+  call void %entry(ptr %mark, ptr %to, i64 4)
+  ret void
+}
+
+; Thread t divides the smallest normal number by 2 and stores the bits at word t.
+define void @subnormal(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
+  %p = getelementptr i64, ptr %a, i64 %t
+  %v = load volatile double, ptr %p
+  %h = fmul double %v, 5.000000e-01
+  store double %h, ptr %p
+  ret void
+}
+"""
+NAMES = ("mark", "rounds", "stay", "nest", "subnormal")
+
+
+@pytest.fixture(scope="module", params=["futex", "condition"])
+def team(request):
+    """The entry of a team, for both ways to sleep."""
+    if request.param == "futex":
+        return threads.entry()
+    if "windows" in HOST[0]:
+        pytest.skip("no threads of our own on this system")
+    return threads.build(threads.source(HOST[0], futex=False))[0]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    module = jit.load(KERNELS, *HOST)
+    module.keep()
+    return {name: module.address(name) for name in NAMES}
+
+
+def words(count=10_000):
+    return (ctypes.c_int64 * count)()
+
+
+def go(team, kernel, count):
+    """Run a kernel on fresh words and return them."""
+    buffer = words()
+    team(kernel, ctypes.addressof(buffer), count)
+    return buffer
+
+
+def check_mark(buffer, most):
+    """One run of `mark`: threads 0 to n-1 came once each, n <= most, and every counter began at 0. Returns n."""
+    n = buffer[0] - 1000
+    assert 1 <= n <= most
+    assert list(buffer[:100]) == [1000 + n] * n + [0] * (100 - n)
+    assert list(buffer[100:114]) == [n * (n - 1) // 2] * 14
+    return n
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 40, 0, -5])
+def test_everyone_works_once(team, kernels, count):
+    for _ in range(20):
+        buffer = go(team, kernels["mark"], count)
+        n = check_mark(buffer, max(count, 1))
+        assert n == max(count, 1) or sys.platform != "linux"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_barriers_hold(team, kernels, count):
+    for _ in range(5):
+        buffer = go(team, kernels["rounds"], count)
+        n = sum(1 for value in buffer[1000::8] if value)
+        assert n == count or sys.platform != "linux"
+        assert list(buffer[1000 : 1000 + 8 * n : 8]) == [n * 300 * 301 // 2] * n
+
+
+def test_run_and_entry_are_the_same(kernels):
+    buffer = words()
+    threads.run(kernels["mark"], ctypes.addressof(buffer), 2)
+    check_mark(buffer, 2)
+    assert threads.entry() is threads.entry()
+
+
+@linux
+def test_after_idling_workers_sleep_and_wake(team, kernels):
+    go(team, kernels["rounds"], 3)
+    for _ in range(30):
+        time.sleep(0.002)
+        buffer = go(team, kernels["mark"], 3)
+        assert check_mark(buffer, 3) == 3
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+@linux
+def test_gil_is_free_and_a_busy_team_does_not_block(team, kernels):
+    gate = words()
+    thread = threading.Thread(target=team, args=(kernels["stay"], ctypes.addressof(gate), 2))
+    thread.start()
+    while gate[1] < 2:
+        time.sleep(0.001)
+    # The team stays busy until this thread opens the gate, so this call must run alone.
+    buffer = go(team, kernels["mark"], 2)
+    assert check_mark(buffer, 2) == 1
+    gate[0] = 1
+    thread.join()
+    buffer = go(team, kernels["mark"], 2)
+    assert check_mark(buffer, 2) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_kernel_may_enter_again(team, kernels, count):
+    buffer = words()
+    address = ctypes.cast(team, ctypes.c_void_p).value
+    args = (ctypes.c_void_p * 3)(address, kernels["mark"], ctypes.addressof(buffer))
+    team(kernels["nest"], ctypes.addressof(args), count)
+    if count == 1:
+        assert check_mark(buffer, 4) in (1, 4)
+    else:
+        # Each of the three threads ran `mark` alone, as thread 0 of 1.
+        assert list(buffer[:3]) == [count * 1001, 0, 0] or sys.platform != "linux"
+
+
+def test_many_python_threads(team, kernels):
+    wrong = []
+
+    def work(seed):
+        try:
+            for turn in range(60):
+                count = 1 + (seed + turn) % 4
+                if turn % 2:
+                    check_mark(go(team, kernels["mark"], count), count)
+                else:
+                    buffer = go(team, kernels["rounds"], count)
+                    n = sum(1 for value in buffer[1000::8] if value)
+                    assert 1 <= n <= count
+                    assert list(buffer[1000 : 1000 + 8 * n : 8]) == [n * 300 * 301 // 2] * n
+        except BaseException as error:
+            wrong.append(error)
+
+    crowd = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+    assert wrong == []
+
+
+def test_python_does_not_know_the_workers(team, kernels):
+    before = threading.active_count()
+    go(team, kernels["mark"], 4)
+    assert threading.active_count() == before
+
+
+@linux
+def test_workers_take_no_signals(team, kernels):
+    def blocked(thread):
+        return int(Path(f"/proc/{thread}/status").read_text().split("SigBlk:")[1].split()[0], 16)
+
+    own = blocked("thread-self")
+    before = set(os.listdir("/proc/self/task"))
+    go(team, kernels["mark"], 50)
+    workers = set(os.listdir("/proc/self/task")) - before
+    assert len(workers) >= 9
+    for worker in workers:
+        # All but SIGKILL, SIGSTOP and the two that the C library keeps for itself.
+        assert blocked(f"self/task/{worker}") | 1 << 8 | 1 << 18 | 1 << 31 | 1 << 32 == (1 << 64) - 1
+    assert blocked("thread-self") == own
+
+
+@pytest.mark.skipif("x86_64" not in HOST[0], reason="the mode register is x86's")
+@pytest.mark.parametrize("flush", [False, True])
+def test_workers_compute_in_the_callers_mode(team, kernels, flush):
+    text = """
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+define void @set(i32 %mode) nounwind {
+  %p = alloca i32
+  store i32 %mode, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}
+"""
+    module = jit.load(text, *HOST)
+    set_mode = ctypes.CFUNCTYPE(None, ctypes.c_int32)(module.address("set"))
+    buffer = (ctypes.c_double * 4)(*[2.0**-1022] * 4)
+    set_mode(0x9FC0 if flush else 0x1F80)
+    try:
+        team(kernels["subnormal"], ctypes.addressof(buffer), 4)
+    finally:
+        set_mode(0x1F80)
+    assert list(buffer) == [0.0 if flush else 2.0**-1023] * 4
+
+
+def script(text, timeout=60):
+    """Run a script in a process of its own, which may fork, exit or hang."""
+    head = f"""
+import ctypes, faulthandler, os, signal, sys, threading, time
+faulthandler.dump_traceback_later({timeout - 10}, exit=True)
+from convgrad.cpu import jit, threads
+module = jit.load({KERNELS!r}, *jit.host())
+kernels = {{name: module.address(name) for name in {NAMES!r}}}
+def words(): return (ctypes.c_int64 * 10000)()
+def mark(count):
+    buffer = words()
+    threads.run(kernels["mark"], ctypes.addressof(buffer), count)
+    return [value - 1000 for value in buffer[:100] if value]
+def stay(count):
+    gate = words()
+    thread = threading.Thread(target=threads.run, args=(kernels["stay"], ctypes.addressof(gate), count), daemon=True)
+    thread.start()
+    while gate[1] < count: time.sleep(0.001)
+    return gate, thread
+"""
+    start = time.perf_counter()
+    command = [sys.executable, "-W", "ignore", "-c", head + text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return done.returncode, done.stdout, done.stderr, time.perf_counter() - start
+
+
+@linux
+@forks
+@pytest.mark.parametrize("moment", ["before", "idle", "busy"])
+def test_a_child_of_a_fork_has_a_team_of_its_own(moment):
+    text = {
+        "before": "gate = thread = None",
+        "idle": "mark(3); gate = thread = None",
+        "busy": "mark(4); gate, thread = stay(3)",
+    }[moment]
+    text += """
+children = []
+for turn in range(5):
+    child = os.fork()
+    if child == 0:
+        good = all(mark(count) == [count] * count for count in (2, 3, 1, 5) for _ in range(50))
+        grandchild = os.fork()
+        if grandchild == 0:
+            os._exit(0 if mark(2) == [2, 2] else 1)
+        os._exit(0 if good and os.waitpid(grandchild, 0)[1] == 0 else 1)
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+if gate is not None:
+    assert mark(2) == [1]
+    gate[0] = 1
+    thread.join()
+assert mark(3) == [3, 3, 3]
+print("good")
+"""
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "good\n"), error
+
+
+@linux
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), signal.SIGINT)", -2),
+        ("raise SystemExit('words')", 1),
+    ],
+)
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_interpreter_exits(end, code, busy):
+    text = "mark(4)\n" + ("gate, thread = stay(3)\n" if busy else "") + "print('end', flush=True)\n" + end
+    got, out, error, seconds = script(text)
+    assert (got, out) == (code, "end\n"), error
+    assert "Fatal" not in error
+    assert seconds < 30
+
+
+@linux
+def test_where_no_thread_can_be_made_calls_run_alone():
+    text = """
+import resource
+mark(1)
+# Room for one more stack of 8 MiB, but not for many.
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20),) * 2)
+n = mark(40)
+assert 1 <= len(n) < 20 and n == [len(n)] * len(n), n
+assert mark(40) == n and mark(1) == [1]
+print("good")
+"""
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "good\n"), error
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    monkeypatch.setattr(threads, "_chosen", None)
+    monkeypatch.delenv("CONVGRAD_NUM_THREADS", raising=False)
+
+
+@pytest.mark.usefixtures("unset")
+def test_number_of_threads(monkeypatch):
+    assert threads.get_num_threads() == threads.available()
+    threads.set_num_threads(3)
+    assert threads.get_num_threads() == 3
+    monkeypatch.setattr(threads, "_chosen", None)
+    monkeypatch.setenv("CONVGRAD_NUM_THREADS", " 5 ")
+    assert threads.get_num_threads() == 5
+    threads.set_num_threads(2)
+    assert threads.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("bad", [0, -1, 1025, 2**70, 1.0, "2", None, True, [2], float("nan")])
+def test_bad_numbers_of_threads(bad):
+    threads.set_num_threads(2)
+    with pytest.raises(
+        ConvgradError, match=r"^set_num_threads: n must be a whole number of threads from 1 to 1024, got"
+    ):
+        threads.set_num_threads(bad)
+    assert threads.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("bad", ["0", "two", "1.5", "-3", "1025", "0x2", "1_0"])
+def test_bad_numbers_in_the_environment(monkeypatch, bad):
+    monkeypatch.setenv("CONVGRAD_NUM_THREADS", bad)
+    with pytest.raises(ConvgradError, match=f"^CONVGRAD_NUM_THREADS must be .*, got '?{bad}'?$"):
+        threads.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("files", "quotas"),
+    [
+        ({}, []),
+        ({"proc/self/cgroup": ""}, []),
+        ({"proc/self/cgroup": "garbage\n::\n"}, []),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, []),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "350000 100000\n"}, [3]),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, [1]),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "1 0\n"}, []),
+        (
+            {
+                "proc/self/cgroup": "0::/user/job:1\n",
+                "sys/fs/cgroup/user/job:1/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/user/cpu.max": "800000 100000\n",
+            },
+            [8],
+        ),
+        # A container sees the host's path of its group but only its own group's files.
+        ({"proc/self/cgroup": "0::/../host/path\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, [2]),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/a\n4:cpu,cpuacct:/docker/a\n0::/a\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/memory/a/cpu.cfs_quota_us": "100000\n",
+                "sys/fs/cgroup/memory/a/cpu.cfs_period_us": "100000\n",
+            },
+            [4],
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/a\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            [],
+        ),
+    ],
+)
+def test_quotas(tmp_path, files, quotas):
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert threads._quotas(tmp_path) == quotas
+    assert threads.available(tmp_path) == min([threads.available(), *quotas])
+
+
+@linux
+def test_affinity_counts():
+    text = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(threads.get_num_threads(), mark(2))"
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "1 [2, 2]\n"), error
