@@ -268,7 +268,7 @@ class Rule:
     """One thing that a call must obey. `text` follows the argument's name in a message and may hold {fields}."""
 
     name: str
-    status: Literal["invalid_graph_op", "invalid_shape", "invalid_arguments"]
+    status: Literal["invalid_graph_op", "invalid_shape", "invalid_arguments", "invalid_graph"]
     text: str
 
 
