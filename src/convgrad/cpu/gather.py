@@ -11,25 +11,18 @@ from .tiles import Tile, addresses, moved
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 
 
-class _Layout:
-    """Where each buffer lies in the workspace."""
+class Layout:
+    """Where each buffer lies in the workspace: first what threads share, then what each has of its own."""
 
-    def __init__(self, f: Function, plan: Gather, workspace: str, tid: str) -> None:
-        sizes = plan.sizes
-        own = sum(v for k, v in sizes.items() if k.startswith("."))
-        shared = sum(v for k, v in sizes.items() if not k.startswith("."))
-        offset = 0
-        mine = f.at(workspace, f.add(shared, f.mul(tid, own)), plan.sum)
+    def __init__(self, f: Function, sizes: dict[str, int], sum_: str, workspace: str, tid: str) -> None:
+        shared = {k: v for k, v in sizes.items() if not k.startswith(".")}
+        own = {k: v for k, v in sizes.items() if k.startswith(".")}
+        mine = f.at(workspace, f.add(sum(shared.values()), f.mul(tid, sum(own.values()))), sum_)
         self.at: dict[str, str] = {}
-        for name, size in sizes.items():
-            if name.startswith("."):
-                continue
-            self.at[name] = f.at(workspace, offset, plan.sum)
-            offset += size
-        offset = 0
-        for name, size in sizes.items():
-            if name.startswith("."):
-                self.at[name] = f.at(mine, offset, plan.sum)
+        for base, buffers in ((workspace, shared), (mine, own)):
+            offset = 0
+            for name, size in buffers.items():
+                self.at[name] = f.at(base, offset, sum_)
                 offset += size
 
 
@@ -60,8 +53,7 @@ def write(plan: Gather) -> str:
     args, tid, _, team = f.args
     pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
     source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
-    layout = _Layout(f, plan, pointers["workspace"], tid)
-    at = layout.at
+    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
 
     # First the weights, and the bias, in the order in which the tiles read them.
     units = plan.groups * plan.blocks

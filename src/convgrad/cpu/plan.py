@@ -19,6 +19,7 @@ Batch is treated as one more spatial axis with a kernel of 1, and axes that noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil, prod
@@ -247,26 +248,28 @@ class Reduce:
     out_dtype: str
     sum: str
     lanes: int
-    rows: int
+    rows: int  # accumulators down the tile: channels of the row side, or taps times channels when groups share lanes
     vectors: int
     groups: int
     row_side: str  # whose channels are the rows of the tile: "x" or "y"
     crow: int  # channels on the rows, in a group
     clane: int  # channels in the lanes, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
-    axes: tuple[Axis, ...]
+    sizes_y: Ints  # pixels of y along each axis
     box: Ints
     x_packs: tuple[Packed, ...]
-    x_walk: Ints  # band entries between the x of neighbouring o
+    x_low: Ints
+    x_sigma: Ints
+    x_walk: Ints  # elements between the x of neighbouring o, along each axis
     y_packs: tuple[Packed, ...]
-    x_in_place: bool
-    y_in_place: bool
+    y_walk: Ints
+    in_place: bool  # the row side is read where it lies
     row_part: int  # row channels of one task
     lane_part: int  # blocks of lanes of one task
     x_channel: Ints
     y_channel: Ints
     w_strides: Ints  # strides of (group, row, lane)
-    taps: tuple[tuple[int, int], ...]  # (offset in w, entry in the band of x)
+    taps: tuple[tuple[int, int], ...]  # (offset in w, elements into the band of x)
     slices: int  # the sum over boxes is cut into so many parts, added in order
     accumulate: bool
     half: bool
@@ -299,55 +302,60 @@ class Reduce:
         return self.groups * self.row_parts * self.lane_parts * self.slices
 
     @property
-    def boxes(self) -> int:
-        """Boxes over all axes."""
-        return prod(ceil(a.y / b) for a, b in zip(self.axes, self.box, strict=True))
+    def box_counts(self) -> Ints:
+        """Boxes along each axis."""
+        return tuple(ceil(n / b) for n, b in zip(self.sizes_y, self.box, strict=True))
+
+    @property
+    def tap_step(self) -> int:
+        """Taps that one tile serves."""
+        return self.rows // self.share[0] if self.share else 1
 
     @property
     def tiles(self) -> int:
-        """Register tiles along the rows of one task."""
+        """Register tiles for one block of lanes: along the row channels, or along the taps when groups share lanes."""
+        if self.share:
+            return ceil(len(self.taps) / self.tap_step)
         return ceil(self.row_part / self.rows)
-
-    @property
-    def row_pitch(self) -> int:
-        """Elements between pixels in the band of the row side."""
-        return pitch(self.row_part if not self.share else self.block, self.lanes)
 
     @property
     def slab(self) -> int:
         """Elements of the sums of one task."""
-        if self.share:
-            return self.lane_part * len(self.taps) * self.share[0] * self.block
-        return self.lane_part * self.tiles * len(self.taps) * self.rows * self.block
+        return self.lane_part * self.tiles * (1 if self.share else len(self.taps)) * self.rows * self.block
+
+    @property
+    def x_entries(self) -> int:
+        """Pixels in the band of x."""
+        return prod(p.extent for p in self.x_packs)
+
+    @property
+    def y_entries(self) -> int:
+        """Pixels in the band of y."""
+        return prod(p.extent for p in self.y_packs)
 
     @property
     def x_pitch(self) -> int:
         """Elements between pixels in the band of x."""
-        if self.share:
-            return up(self.block // self.share[1] * self.share[0], self.lanes) + self.lanes
-        return self.row_pitch if self.row_side == "x" else self.block
+        return reduce_pitch(self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x")
 
     @property
     def y_pitch(self) -> int:
         """Elements between pixels in the band of y."""
-        if self.share:
-            return self.block
-        return self.row_pitch if self.row_side == "y" else self.block
+        return reduce_pitch(self.row_side == "y", self.row_part, self.lanes, self.block, self.share, "y")
 
     @property
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
-        x_blocks = self.lane_part if self.row_side == "y" and not self.share else 1
-        y_blocks = self.lane_part if self.row_side == "x" and not self.share else 1
-        x = 0 if self.x_in_place else prod(p.extent for p in self.x_packs) * self.x_pitch * x_blocks
-        y = 0 if self.y_in_place else prod(p.extent for p in self.y_packs) * self.y_pitch * y_blocks
-        shared = self.slab * self.tasks if self.slices > 1 else 0
+        x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" else self.lane_part)
+        y = self.y_entries * self.y_pitch * (1 if self.row_side == "y" or self.share else self.lane_part)
+        if self.in_place:
+            x, y = (0, y) if self.row_side == "x" else (x, 0)
         return {
-            "sums": up(shared, line),
+            "sums": up(self.slab * self.tasks if self.slices > 1 else 0, line),
             ".x": up(x + self.lanes * self.x_pitch, line),
             ".y": up(y + self.lanes * self.y_pitch, line),
-            ".slab": up(self.slab, line),
+            ".slab": up(self.slab if self.slices == 1 else 0, line),
         }
 
     @property
@@ -357,6 +365,13 @@ class Reduce:
 
     def __str__(self) -> str:
         return _printed(self)
+
+
+def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
+    """Elements between pixels of a band of the weight gradient."""
+    if share:
+        return up(block // share[1] * share[0], lanes) + lanes if side == "x" else block
+    return pitch(row_part, lanes) if row else block
 
 
 @dataclass(frozen=True)
@@ -473,10 +488,10 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         out_channel = (0, out_channel[1] if share[1] > 1 else out_channel[0])
         staged = out_channel[1] != 1
 
-    walks = _boxes(shape.axes, forward, target, threads * 3, band_pitch * sum_dtype.itemsize, rows, groups)
+    box = _gather_box(shape.axes, forward, target, threads * 3, band_pitch * sum_dtype.itemsize, rows, groups)
+    walks = _walks(shape.axes, forward, box)
     packs = tuple(_packed(a, w, forward) for a, w in zip(shape.axes, walks, strict=True))
     if in_place:
-        walks = tuple(replace(w, stride_in_band=w.sigma) for w in walks)
         walks, packs = _unpacked(shape.axes, walks, forward)
     band = prod(q.extent for q in packs) * band_pitch * sum_dtype.itemsize
     if not in_place and band > max(64 << 20, 4 * p.bytes):
@@ -520,9 +535,9 @@ def _offsets(a: Axis, forward: bool) -> list[int]:
     return [-((k * a.dilation - a.pad) // a.stride) for k in range(a.k)]
 
 
-def _boxes(
+def _gather_box(
     axes: tuple[Axis, ...], forward: bool, target: Target, tasks: int, pixel_bytes: int, rows: int, groups: int
-) -> tuple[Walk, ...]:
+) -> list[int]:
     """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
     phi = [1 if forward else a.stride for a in axes]
     sigma = [a.stride if forward else 1 for a in axes]
@@ -556,24 +571,30 @@ def _boxes(
             and prod(box) >= 8 * rows
         ):
             box[i] = ceil(box[i] / 2)
+    return box
+
+
+def _walks(axes: tuple[Axis, ...], forward: bool, box: Sequence[int]) -> tuple[Walk, ...]:
+    """How the output walks over the input, for boxes of a size."""
     walks = []
     for i, a in enumerate(axes):
         offsets = _offsets(a, forward)
-        together = (box[i] - 1) * sigma[i] + spread[i] + 1
+        phi, sigma = (1, a.stride) if forward else (a.stride, 1)
+        together = (box[i] - 1) * sigma + max(offsets) - min(offsets) + 1
         separate = box[i] * a.k < together
         distinct = sorted(set(offsets))
         if separate:
             entry = {o: distinct.index(o) * box[i] for o in offsets}
         else:
             entry = {o: o - min(offsets) for o in offsets}
-        residues: list[list[tuple[int, int]]] = [[] for _ in range(phi[i])]
+        residues: list[list[tuple[int, int]]] = [[] for _ in range(phi)]
         for k, o in enumerate(offsets):
             at = 0 if forward else (k * a.dilation - a.pad) % a.stride
             residues[at].append((k, entry[o]))
         walks.append(
             Walk(
-                a.y if forward else a.x, phi[i], sigma[i], a.y_step if forward else a.x_step, box[i],
-                0 if separate else min(offsets), 1 if separate else sigma[i], tuple(map(tuple, residues)),
+                a.y if forward else a.x, phi, sigma, a.y_step if forward else a.x_step, box[i],
+                0 if separate else min(offsets), 1 if separate else sigma, tuple(map(tuple, residues)),
             )  # fmt: skip
         )
     return tuple(walks)
@@ -637,4 +658,131 @@ entry_steps = _entry_steps
 
 
 def _reduce(p: Problem, target: Target, threads: int) -> Plan:
-    raise NotImplementedError
+    why: list[str] = []
+    shape = simplify(p)
+    sum_dtype = DTYPES[p.dtype].accumulator
+    item = sum_dtype.itemsize
+    lanes = target.lanes(item)
+    groups = p.g
+    taps = prod(a.k for a in shape.axes)
+    share: tuple[int, int] | None = None
+    row_side = "x" if up(p.cy, lanes) * p.cx <= up(p.cx, lanes) * p.cy else "y"
+    g, wy, wx = shape.w_channel
+    x_channel, y_channel = shape.x_channel, shape.y_channel
+    if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
+        share, groups, row_side = (p.cx, p.cy), 1, "x"
+        crow, clane = p.cx, p.g * p.cy
+        x_channel = (0, x_channel[1] if p.cx > 1 else x_channel[0])
+        y_channel = (0, y_channel[1] if p.cy > 1 else y_channel[0])
+        vectors = target.tile[1] if target.tile else 1
+        most = 14 if target.registers >= 32 else 9
+        step = max(1, most // vectors // p.cx)
+        step = ceil(taps / ceil(taps / step))
+        rows = step * p.cx
+        why.append(f"{lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
+    else:
+        crow, clane = (p.cx, p.cy) if row_side == "x" else (p.cy, p.cx)
+        rows, vectors = tile(target, lanes, clane)
+        if not target.tile:
+            rows = min(range(max(1, rows - 2), rows + 1), key=lambda r: (ceil(crow / r) * r, -r))
+        rows = min(rows, crow)
+    w_strides = (g, wx, wy) if row_side == "x" else (g, wy, wx)
+    block = lanes * vectors
+    lane_blocks = ceil(clane / block)
+
+    dense = (x_channel if row_side == "x" else y_channel)[1] == 1 or crow == 1
+    exact = DTYPES[p.dtype].numpy == sum_dtype
+    in_place = not share and dense and exact and (row_side == "y" or all(map(_inside(True), shape.axes)))
+    if in_place:
+        why.append(f"{row_side} is read in place: no padding, channels innermost, no conversion")
+
+    box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
+    walks = _walks(shape.axes, True, box)
+    boxes = prod(ceil(a.y / b) for a, b in zip(shape.axes, box, strict=True))
+
+    # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
+    row_part, lane_part = crow, lane_blocks
+    most_tasks = groups * lane_blocks * (1 if share else max(1, crow // (2 * rows)))
+    slices = 1
+    if most_tasks < 8 and boxes >= 16:
+        # Too few sums to share out: cut the pixels too, always in the same way.
+        slices = min(ceil(8 / most_tasks), boxes // 2)
+        why.append(f"sums over pixels in {slices} parts, added in order")
+    if share:
+        lane_part = 1
+    else:
+        sums = taps * block * item
+        while lane_part > 1 and lane_part * row_part * sums > target.l2 // 3:
+            lane_part = ceil(lane_part / 2)
+        while row_part > 4 * rows and lane_part * row_part * sums > target.l2 // 3:
+            row_part = ceil(row_part / 2)
+
+        def tasks() -> int:
+            return groups * slices * ceil(crow / row_part) * ceil(lane_blocks / lane_part)
+
+        while tasks() < 4 * threads and tasks() % threads:
+            if lane_part > 1:
+                lane_part = ceil(lane_part / 2)
+            elif row_part >= 2 * rows:
+                row_part = ceil(crow / (ceil(crow / row_part) + 1))
+            else:
+                break
+        row_part = ceil(crow / ceil(crow / row_part))
+        row_part = max(row_part, min(rows, crow))
+
+    x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
+    y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")
+    y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, box, strict=True))
+    x_in_place = in_place and row_side == "x"
+    if x_in_place:
+        walks, x_packs = _unpacked(shape.axes, walks, True)
+        x_steps = [a.x_step for a in shape.axes]
+    else:
+        x_packs = tuple(_packed(a, w, True) for a, w in zip(shape.axes, walks, strict=True))
+        x_steps = [s * x_pitch for s in entry_steps(x_packs)]
+    if in_place and row_side == "y":
+        y_steps = [a.y_step for a in shape.axes]
+    else:
+        y_steps = [s * y_pitch for s in entry_steps(y_packs)]
+    band = prod(q.extent for q in x_packs) * x_pitch * item
+    if band > max(64 << 20, 4 * p.bytes):
+        return Declined(f"a band of {band >> 20} MiB for one box of pixels")
+    tap_list = [
+        (
+            sum(k * a.w_step for (k, _), a in zip(combo, shape.axes, strict=True)),
+            sum(e * s for (_, e), s in zip(combo, x_steps, strict=True)),
+        )
+        for combo in product(*(w.residues[0] for w in walks))
+    ]
+    return Reduce(
+        dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
+        vectors=vectors, groups=groups, row_side=row_side, crow=crow, clane=clane, share=share,
+        sizes_y=tuple(a.y for a in shape.axes), box=tuple(box), x_packs=x_packs, x_low=tuple(w.low for w in walks),
+        x_sigma=tuple(w.sigma for w in walks),
+        x_walk=tuple(w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)), y_packs=y_packs,
+        y_walk=tuple(y_steps), in_place=in_place, row_part=row_part, lane_part=lane_part, x_channel=x_channel,
+        y_channel=y_channel, w_strides=w_strides, taps=tuple(tap_list), slices=slices, accumulate=p.accumulate,
+        half=_half(target), threads=threads, why=tuple(why),
+    )  # fmt: skip
+
+
+def _reduce_box(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int) -> list[int]:
+    """Pixels that are packed at a time: the lane side in the first-level cache, the row side in the second.
+
+    It must not depend on the number of threads: pixels are summed in the order of the boxes.
+    """
+    most = max(16, target.l1 * 7 // 8 // lane_bytes)
+    box = [1] * len(axes)
+    for i in reversed(range(len(axes))):
+        size, best = axes[i].y, 1
+        for b in sorted({ceil(size / parts) for parts in range(1, min(size, 512) + 1)}):
+            trial = [*box[:i], b, *box[i + 1 :]]
+            entries = prod(
+                min((t - 1) * a.stride + (a.k - 1) * a.dilation + 1, t * a.k) for t, a in zip(trial, axes, strict=True)
+            )
+            if prod(trial) <= most and entries * row_bytes <= target.l2 // 2:
+                best = b
+        box[i] = best
+        if best < size:
+            break
+    return box

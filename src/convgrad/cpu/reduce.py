@@ -1,5 +1,279 @@
-"""Code for a Reduce plan."""
+"""Code for a Reduce plan: w, each weight summing over all pixels."""
+
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from .boxes import pack, size_of, zero
+from .gather import ARGUMENTS, Layout
+from .ir import Function, Module, Value
+from .numbers import LINE, Numbers
 from .plan import Reduce
+from .tiles import Tile
+
+
 def write(plan: Reduce) -> str:
-    raise NotImplementedError
+    """The IR of a kernel for this plan."""
+    m = Module()
+    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    clear = zero(m, given)
+    packed_x = not (plan.in_place and plan.row_side == "x")
+    packed_y = not (plan.in_place and plan.row_side == "y")
+    pack_x = pack(m, "pack_x", given, plan.x_packs, plan.x_channel[1], plan.x_pitch, clear) if packed_x else None
+    pack_y = pack(m, "pack_y", given, plan.y_packs, plan.y_channel[1], plan.y_pitch, clear) if packed_y else None
+    tap_entries = m.table("tap_entries", [e for _, e in plan.taps])
+    tap_weights = m.table("tap_weights", [w for w, _ in plan.taps])
+    work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan)
+    finish = _finish(m, plan, result, tap_weights)
+
+    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+    args, tid, _, team = f.args
+    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
+    boxes = plan.box_counts
+    total = 1
+    for n in boxes:
+        total *= n
+    each = -(-total // plan.slices)
+
+    with f.items(f.at(team, 64, "i8"), plan.tasks) as task:
+        unit, part = f.split(task, [plan.tasks // plan.slices, plan.slices])
+        group, row, first_row, lane_start = _place(f, plan, unit)
+        lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
+        slab = at[".slab"] if plan.slices == 1 else f.at(at["sums"], f.mul(task, plan.slab), plan.sum)
+        first_box = f.mul(part, each)
+        last_box = f.min(f.add(first_box, each), total)
+        if plan.slices > 1:
+            # A part without boxes still has a sum, of nothing.
+            f.call(clear, slab, -(-plan.slab // plan.lanes) * plan.lanes)
+        with f.loop(first_box, last_box) as box:
+            place = f.split(box, boxes)
+            start = [f.mul(b, size) for b, size in zip(place, plan.box, strict=True)]
+            counts = [
+                f.min(f.sub(n, s), b) if n != b else b for n, s, b in zip(plan.sizes_y, start, plan.box, strict=True)
+            ]
+            bands = _bands(f, plan, pointers, at, given, pack_x, pack_y, group, first_row, lane_start, lane_stop, start)
+            fresh = f.test("eq", box, first_box)
+            begin = f.choose(fresh, 1, 0)
+            with f.loop(lane_start, lane_stop) as block:
+                local = f.sub(block, lane_start)
+                rows, lanes = _operands(f, plan, bands, local)
+                with f.loop(0, plan.tiles) as t:
+                    if plan.share:
+                        sums = f.at(slab, f.mul(f.add(f.mul(local, plan.tiles), t), plan.rows * plan.block), plan.sum)
+                        f.call(work, rows, lanes, sums, begin, f.mul(t, plan.tap_step), *counts)
+                    else:
+                        channel = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
+                        with f.loop(0, len(plan.taps)) as tap:
+                            entry = f.load(f.at(tap_entries, tap, "i64"), "i64", 8)
+                            index = f.add(f.mul(f.add(f.mul(local, plan.tiles), t), len(plan.taps)), tap)
+                            sums = f.at(slab, f.mul(index, plan.rows * plan.block), plan.sum)
+                            a, b = (
+                                (f.at(rows, f.add(channel, entry), plan.sum), lanes)
+                                if plan.row_side == "x"
+                                else (f.at(rows, channel, plan.sum), f.at(lanes, entry, plan.sum))
+                            )
+                            f.call(work, a, b, sums, begin, *counts)
+        if plan.slices == 1:
+            f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+    if plan.slices > 1:
+        barrier = f.load(team, "ptr", 8)
+        f.do(f"call void {barrier}(ptr {team})")
+        with f.items(f.at(team, 128, "i8"), plan.tasks // plan.slices) as unit:
+            group, row, first_row, lane_start = _place(f, plan, unit)
+            lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
+            slab = f.at(at["sums"], f.mul(unit, plan.slices * plan.slab), plan.sum)
+            with f.loop(0, plan.slab, plan.lanes) as i:
+                sum_ = f.load(f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
+                for s in range(1, plan.slices):
+                    more = f.load(f.at(slab, f.add(i, s * plan.slab), plan.sum), given.vector, size_of(plan.sum))
+                    sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
+                f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
+            f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+    return str(m)
+
+
+def _place(f: Function, plan: Reduce, unit: Value) -> tuple[Value, Value, Value, Value]:
+    """What a task computes: its group, its first row, the row its bands begin with, and its first block of lanes.
+
+    The last part begins early, so that every part has the same number of rows; it leaves out what is not its own.
+    """
+    group, row_part, lane_part = f.split(unit, [plan.groups, plan.row_parts, plan.lane_parts])
+    row = f.mul(row_part, plan.row_part)
+    return group, row, f.min(row, plan.crow - plan.row_part), f.mul(lane_part, plan.lane_part)
+
+
+def _bands(
+    f: Function, plan: Reduce, pointers: dict[str, str], at: dict[str, str], given: Numbers,
+    pack_x: Function | None, pack_y: Function | None, group: Value, first_row: Value, lane_start: Value,
+    lane_stop: Value, start: list[Value],
+) -> dict[str, str]:  # fmt: skip
+    """Pack a box of both sides; a side that is read in place gives its address."""
+    bands = {}
+    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
+    for side, packer, channel, begin in (
+        ("x", pack_x, plan.x_channel, corner),
+        ("y", pack_y, plan.y_channel, list(start)),
+    ):
+        base = f.add(f.mul(group, channel[0]))
+        if packer is None:
+            steps = [p.stride for p in (plan.x_packs if side == "x" else plan.y_packs)]
+            shift = [f.mul(b, s) for b, s in zip(begin, steps, strict=True)]
+            bands[side] = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1]), *shift), given.storage)
+            continue
+        bands[side] = at[f".{side}"]
+        if side == plan.row_side and not plan.share:
+            source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)
+            f.call(packer, source, bands[side], *begin, plan.row_part)
+            continue
+        entries = plan.x_entries * plan.x_pitch if side == "x" else plan.y_entries * plan.y_pitch
+        inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
+        with f.loop(lane_start, lane_stop) as block:
+            first = f.mul(block, plan.block // outputs * inputs)
+            count = f.min(f.sub(plan.clane // outputs * inputs, first), plan.block // outputs * inputs)
+            source = f.at(pointers[side], f.add(base, f.mul(first, channel[1])), given.storage)
+            to = f.at(bands[side], f.mul(f.sub(block, lane_start), entries), plan.sum)
+            f.call(packer, source, to, *begin, count)
+    return bands
+
+
+def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) -> tuple[str, str]:
+    """The row side and the lane side of one block of lanes."""
+    if plan.share:
+        return bands["x"], bands["y"]
+    lane_side = "y" if plan.row_side == "x" else "x"
+    entries = plan.x_entries * plan.x_pitch if lane_side == "x" else plan.y_entries * plan.y_pitch
+    return bands[plan.row_side], f.at(bands[lane_side], f.mul(local, entries), plan.sum)
+
+
+@contextmanager
+def _pixels(
+    f: Function, plan: Reduce, counts: Sequence[Value], pointers: Sequence[str], steps: Sequence[Sequence[int]]
+) -> Iterator[list[str]]:
+    """Walk over the pixels of a box, in order; gives the addresses at each."""
+    with ExitStack() as stack:
+        now = list(pointers)
+        for axis in range(4):
+            if plan.box[axis] > 1:
+                i = stack.enter_context(f.loop(0, counts[axis]))
+                now = [f.at(p, f.mul(i, step[axis]), plan.sum) for p, step in zip(now, steps, strict=True)]
+        yield now
+
+
+def _begin(f: Function, plan: Reduce, sums: str, fresh: Value, align: int) -> Tile:
+    """A tile with the sums so far; `fresh` is 1 for the first box, whose sums begin at zero."""
+    kind = f"<{plan.lanes} x {plan.sum}>"
+    tile = Tile(f, [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
+    with f.when(f.test("eq", fresh, 0)):
+        for r, row in enumerate(tile.places):
+            for v, place in enumerate(row):
+                at = f.at(sums, r * plan.block + v * plan.lanes, plan.sum)
+                f.set(place, kind, f.load(at, kind, align))
+    return tile
+
+
+def _end(f: Function, plan: Reduce, tile: Tile, sums: str, align: int) -> None:
+    for r, row in enumerate(tile.values()):
+        for v, value in enumerate(row):
+            f.store(value, f.at(sums, r * plan.block + v * plan.lanes, plan.sum), tile.kind, align)
+
+
+def _align(plan: Reduce) -> int:
+    size = plan.lanes * size_of(plan.sum)
+    return min(LINE, size & -size)
+
+
+def _tile(m: Module, plan: Reduce) -> Function:
+    """A function that adds a box's products to one tile: (rows, lanes, sums, fresh, counts of each axis)."""
+    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", "i:n0", "i:n1", "i:n2", "i:n3"])
+    rows, lanes, sums, fresh, *counts = f.args
+    align = _align(plan)
+    tile = _begin(f, plan, sums, fresh, align)
+    walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
+    with _pixels(f, plan, counts, (rows, lanes), walks) as (a, b):
+        tile.broadcast([f.at(a, r, plan.sum) for r in range(plan.rows)], b, align)
+    _end(f, plan, tile, sums, align)
+    return f
+
+
+def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
+    """The same where groups share the lanes: rows are taps, and channels of x within a group.
+
+    (x, y, sums, fresh, first tap, counts of each axis). Taps beyond the last repeat it.
+    """
+    if plan.share is None:
+        raise ValueError("groups do not share lanes in this plan")
+    inputs, outputs = plan.share
+    f = m.function("tile", ["p:x", "p:y", "p:sums", "i:fresh", "i:tap", "i:n0", "i:n1", "i:n2", "i:n3"])
+    x, y, sums, fresh, tap, *counts = f.args
+    align = _align(plan)
+    tile = _begin(f, plan, sums, fresh, align)
+    last = len(plan.taps) - 1
+    shifted = []
+    for i in range(plan.tap_step):
+        entry = f.load(f.at(entries, f.min(f.add(tap, i), last), "i64"), "i64", 8)
+        shifted.append(f.at(x, entry, plan.sum))
+    steps = [plan.x_walk] * plan.tap_step + [plan.y_walk]
+    with _pixels(f, plan, counts, [*shifted, y], steps) as here:
+        tile.gathered(here[:-1], here[-1], align, inputs, outputs)
+    _end(f, plan, tile, sums, align)
+    return f
+
+
+def _finish(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
+    """A function that writes a task's sums to w: (sums, w, group, first own row, first row, lane blocks from, to)."""
+    f = m.function("finish", ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until"])
+    sums, to, group, own, first, lane_from, lane_until = f.args
+    group_step, row_step, lane_step = plan.w_strides
+    taps = plan.tap_step if plan.share else len(plan.taps)
+    outputs = plan.share[1] if plan.share else 1
+    with f.loop(lane_from, lane_until) as block, f.loop(0, plan.tiles) as t:
+        index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
+        tile = f.at(sums, f.mul(index, (1 if plan.share else taps) * plan.rows * plan.block), plan.sum)
+        lanes = f.min(f.sub(plan.clane, f.mul(block, plan.block)), plan.block)
+        if plan.share:
+            # Rows are (tap, channel of x); lanes are (group, channel of y).
+            with f.loop(0, plan.rows) as r:
+                step, channel = f.split(r, [plan.tap_step, plan.share[0]])
+                tap = f.add(f.mul(t, plan.tap_step), step)
+                with f.when(f.test("slt", tap, len(plan.taps))):
+                    offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                    with f.loop(0, lanes) as lane:
+                        g, c = f.split(f.add(f.mul(block, plan.block), lane), [0, outputs])
+                        at = f.add(offset, f.mul(channel, row_step), f.mul(g, group_step), f.mul(c, lane_step))
+                        value = f.load(f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum))
+                        _put(f, plan, n, value, f.at(to, at, n.storage))
+        else:
+            local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
+            least = f.max(own, f.add(first, f.mul(t, plan.rows)))
+            with f.loop(0, plan.rows) as r:
+                channel = f.add(first, local, r)
+                with f.when(f.test("sge", channel, least)), f.loop(0, taps) as tap:
+                    offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                    row = f.at(tile, f.mul(f.add(f.mul(tap, plan.rows), r), plan.block), plan.sum)
+                    start = f.add(
+                        offset, f.mul(group, group_step), f.mul(channel, row_step),
+                        f.mul(f.mul(block, plan.block), lane_step),
+                    )  # fmt: skip
+                    if lane_step == 1:
+                        with f.loop(0, lanes, plan.lanes) as lane:
+                            value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
+                            place = f.at(to, f.add(start, lane), n.storage)
+                            mask = n.mask(f, f.sub(lanes, lane))
+                            if plan.accumulate:
+                                value = f.op(f"fadd {n.vector} {value}, {n.load(f, place, mask)}")
+                            n.store(f, value, place, mask)
+                    else:
+                        with f.loop(0, lanes) as lane:
+                            value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
+                            _put(f, plan, n, value, f.at(to, f.add(start, f.mul(lane, lane_step)), n.storage))
+    return f
+
+
+def _put(f: Function, plan: Reduce, n: Numbers, value: str, place: str) -> None:
+    """Write one sum, added to what is there if asked."""
+    if plan.accumulate:
+        value = f.op(f"fadd {plan.sum} {value}, {n.load_one(f, place)}")
+    n.store_one(f, value, place)

@@ -311,6 +311,7 @@ declare i32 @pthread_attr_setstacksize(ptr, i64)
 declare i32 @pthread_attr_destroy(ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @sigfillset(ptr)
+declare i32 @sched_yield()
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 
@@ -363,7 +364,7 @@ begin:
   %crowd = icmp sgt i64 %n, %cpus
   %patient.p = getelementptr i8, ptr @control, i64 $patient
   %patient = load i32, ptr %patient.p
-  %patience = select i1 %crowd, i32 1, i32 %patient
+  %patience = select i1 %crowd, i32 512, i32 %patient
   %patience.p = getelementptr i8, ptr @control, i64 $patience
   store i32 %patience, ptr %patience.p
   %pending = getelementptr i8, ptr @control, i64 $pending
@@ -378,7 +379,7 @@ join:
   %done = icmp eq i32 %left, 0
   br i1 %done, label %leave, label %again
 again:
-  call void @pause()
+  call void @breathe(i32 %i)
   %next = add i32 %i, 1
   %more = icmp slt i32 %next, %patience
   br i1 %more, label %join, label %doze
@@ -394,6 +395,21 @@ sleep:
   br label %check
 leave:
   store atomic i32 0, ptr %busy release, align 4
+  ret void
+}
+
+; One turn of a spin. Now and then the CPU is offered to others, in case the thread that is waited for needs this very
+; CPU; if nobody wants it, that takes less than a microsecond.
+define internal void @breathe(i32 %i) alwaysinline nounwind {
+entry:
+  call void @pause()
+  %low = and i32 %i, 63
+  %now = icmp eq i32 %low, 63
+  br i1 %now, label %yield, label %done
+yield:
+  %r = call i32 @sched_yield()
+  br label %done
+done:
   ret void
 }
 
@@ -448,7 +464,7 @@ spin:
   %told = icmp eq i32 %word, 1
   br i1 %told, label %work, label %again
 again:
-  call void @pause()
+  call void @breathe(i32 %i)
   %next = add i32 %i, 1
   %more = icmp slt i32 %next, %idle
   br i1 %more, label %spin, label %doze
@@ -513,7 +529,7 @@ spin:
   %opened = icmp ne i32 %now, %old
   br i1 %opened, label %done, label %again
 again:
-  call void @pause()
+  call void @breathe(i32 %i)
   %next = add i32 %i, 1
   %more = icmp slt i32 %next, %patience
   br i1 %more, label %spin, label %doze

@@ -57,6 +57,24 @@ class Tile:
                     self._add(place, own, right[j][v])
 
 
+    def gathered(self, taps: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
+        """Add the products of one pixel where groups share the lanes: each tap's inputs, times one vector per column.
+
+        Rows are (tap, input of a group).
+        """
+        f = self.f
+        width = len(self.places[0])
+        advance = self.lanes // outputs * inputs
+        right = [f.load(f.at(columns, v * self.lanes, self.sum), self.kind, align) for v in range(width)]
+        for t, address in enumerate(taps):
+            for v in range(width):
+                left = f.load(f.at(address, v * advance, self.sum), self.kind, 4)
+                for j in range(inputs):
+                    order = [lane // outputs * inputs + j for lane in range(self.lanes)]
+                    own = left if inputs == outputs == 1 else shuffle(f, self.kind, left, left, order)
+                    self._add(self.places[t * inputs + j][v], own, right[v])
+
+
 def addresses(f: Function, base: str, table: str, count: int, sum_: str) -> list[str]:
     """Addresses of pixels: a base and offsets in elements, read from a table."""
     return [f.at(base, f.load(f.at(table, i, "i64"), "i64", 8), sum_) for i in range(count)]
