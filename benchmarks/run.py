@@ -272,8 +272,8 @@ def report(results: Sequence[Result], peers: Sequence[str]) -> Iterator[str]:
     for setting in dict.fromkeys(r.setting for r in results):
         rows = [r for r in results if r.setting == setting]
         yield ""
-        yield f"{setting.direction} gradient" if setting.direction != "forward" else "forward"
-        yield f"{setting.dtype}, {setting.layout}, {setting.threads} thread{'s'[: setting.threads > 1]}"
+        what = {"data": "data gradient", "weights": "weight gradient"}.get(setting.direction, setting.direction)
+        yield f"{what}, {setting.dtype}, {setting.layout}, {setting.threads} thread{'s'[: setting.threads > 1]}"
         yield from table(
             ["layer", "group", "ms", "median", *(f"x {p}" for p in peers), "GFLOP/s", "of limit", ""],
             [_row(r, peers) for r in rows],
@@ -518,11 +518,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = header(machines, peers)
     print("\n".join(header_lines(head)), flush=True)
     pace = timing.Pace(budget=args.budget)
+    others = timing.OtherWork()
     with progress_bar(len(args.chosen) * len(settings)) as progress:
         results = run(args.chosen, settings, peers, pace, machines, progress)
+    share = others.share()
     print("\n".join(report(results, peers)))
+    if share is not None and share > 0.02:
+        print(f"\nOther processes took {100 * share:.0f}% of the CPUs meanwhile: the figures are not to be trusted.")
     document = {
         **head,
+        "other_work": share,
         "results": [asdict(r) for r in results],
         "means": [asdict(m) for m in means(results, peers)],
     }

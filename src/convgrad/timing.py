@@ -162,6 +162,39 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class OtherWork:
+    """How much of this process's CPUs other processes use, from the moment this is made."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_seconds()
+
+    def share(self) -> float | None:
+        """CPU time of others over the time that there was, from 0 to 1; None where the system does not tell."""
+        now = _cpu_seconds()
+        if self._before is None or now is None:
+            return None
+        busy, own, wall = (b - a for a, b in zip(self._before, now, strict=True))
+        return min(1.0, max(0.0, busy - own) / max(wall * cpu_count(), 1e-9))
+
+
+def _cpu_seconds() -> tuple[float, float, float] | None:
+    """Seconds that the CPUs of this process were busy, that they worked for this process, and on the clock."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    busy = 0
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            for line in file:
+                name, *fields = line.split()
+                if name in names:
+                    # user, nice, system, (idle, iowait left out), irq, softirq, steal
+                    busy += sum(int(fields[i]) for i in (0, 1, 2, 5, 6, 7))
+    except (OSError, IndexError, ValueError):
+        return None
+    return busy / os.sysconf("SC_CLK_TCK"), time.process_time(), time.monotonic()
+
+
 def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
     """FLOP/s of multiply-adds between registers, on so many threads; None where no code for them can be made.
 
