@@ -275,7 +275,7 @@ def report(results: Sequence[Result], peers: Sequence[str]) -> Iterator[str]:
         what = {"data": "data gradient", "weights": "weight gradient"}.get(setting.direction, setting.direction)
         yield f"{what}, {setting.dtype}, {setting.layout}, {setting.threads} thread{'s'[: setting.threads > 1]}"
         yield from table(
-            ["layer", "group", "ms", "median", *(f"x {p}" for p in peers), "GFLOP/s", "of limit", ""],
+            ["layer", "group", "ms", "median", *(f"x {p}" for p in peers), "GFLOP/s", "of limit", "notes"],
             [_row(r, peers) for r in rows],
         )
         yield ""
@@ -337,8 +337,10 @@ def _number(value: float | None, form: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell; numbers to the right."""
-    cells = [list(head), *map(list, rows)]
+    """Columns as wide as their widest cell, empty ones left out; numbers to the right."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    head, rows = [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    cells = [head, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     right = [all(re.fullmatch(r"[-\d.]+%?( \w+)?|", row[i]) for row in rows) for i in range(len(head))]
     for number, row in enumerate(cells):

@@ -94,14 +94,14 @@ def _block(function: Callable[[], object], until: float, pace: Pace) -> list[flo
             return times
 
 
-def rest(longest: float = 0.25, step: float = 0.004) -> None:
-    """Sleep until the threads of this process have stopped spinning: a worker spins for some ms after its last task."""
+def rest(longest: float = 0.25, step: float = 0.004, quiet: int = 2) -> None:
+    """Sleep until no thread of this process has used the CPU for some steps: workers spin after their last task."""
     end = time.perf_counter() + longest
-    while time.perf_counter() < end:
+    calm = 0
+    while calm < quiet and time.perf_counter() < end:
         before = time.process_time()
         time.sleep(step)
-        if time.process_time() - before < step / 8:
-            return
+        calm = calm + 1 if time.process_time() - before < step / 8 else 0
 
 
 @dataclass(frozen=True)
