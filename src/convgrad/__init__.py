@@ -1,6 +1,7 @@
 """Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them."""
 
 from . import compat
+from .cpu.threads import get_num_threads, set_num_threads
 from .errors import CompileError, ConvgradError, OutOfMemoryError, SpecError, UnsupportedError
 from .functional import (
     apply,
@@ -28,4 +29,6 @@ __all__ = [
     "convolution",
     "convolution_backward_data",
     "convolution_backward_weights",
+    "get_num_threads",
+    "set_num_threads",
 ]

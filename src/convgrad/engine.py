@@ -1,22 +1,80 @@
-"""Which back end computes a problem."""
+"""Which back end computes a problem, and why."""
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from . import reference
+from .cpu import threads
+from .errors import UnsupportedError
 from .spec import Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def run(problem: Problem, given: dict[str, Array], out: Array) -> None:
-    """Compute the wanted tensor into `out`. Arrays are the caller's, by role; the problem's strides describe them."""
+def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = None) -> None:
+    """Compute the wanted tensor into `out`. Arrays are the caller's, by role; the problem's strides describe them.
+
+    `kernel` is what `find` gave for the problem; None has the reference compute it.
+    """
     if out.size == 0:
         return
-    tensors = {role: reference.canonical(given[role], problem, role) for role in problem.given}
-    if "bias" in given:
-        tensors["bias"] = given["bias"].reshape(problem.g, -1)
-    reference.compute(problem, tensors, reference.canonical(out, problem, problem.wanted))
+    if kernel is None:
+        tensors = {role: reference.canonical(given[role], problem, role) for role in problem.given}
+        if "bias" in given:
+            tensors["bias"] = given["bias"].reshape(problem.g, -1)
+        reference.compute(problem, tensors, reference.canonical(out, problem, problem.wanted))
+        return
+    arrays = {**given, problem.wanted: out}
+    bias = address(given["bias"]) if "bias" in given else 0
+    kernel(address(arrays["x"]), address(arrays["w"]), address(arrays["y"]), bias)
+
+
+def address(array: Array) -> int:
+    """Where the first element lies."""
+    location: int = array.__array_interface__["data"][0]
+    return location
+
+
+def find(problem: Problem) -> Any:
+    """The CPU kernel for a problem on the threads now set, or None where the reference computes it."""
+    from .cpu import target
+
+    found = _found(problem, target.current(), threads.get_num_threads())
+    return None if isinstance(found, str) else found
+
+
+def setting() -> tuple[Any, ...]:
+    """What a choice of kernel depends on besides the problem."""
+    return threads.get_num_threads(), os.environ.get("CONVGRAD_TARGET", "")
+
+
+@lru_cache(maxsize=4096)
+def _found(problem: Problem, target: Any, threads: int) -> Any:
+    """A kernel, or the reason why there is none."""
+    if not all(problem.size(role) for role in ("x", "w", "y")):
+        return "nothing to sum: a tensor is empty"
+    from .cpu import kernel
+    from .cpu.plan import Declined
+
+    found = kernel.find(problem, target, threads)
+    return found.reason if isinstance(found, Declined) else found
+
+
+def explain(problem: Problem) -> list[str]:
+    """Lines that tell a person how a problem is computed here, and why that way."""
+    lines = [str(problem), f"{problem.flops / 1e6:.3f} MFLOP, {problem.bytes / 2**20:.3f} MiB in the three tensors"]
+    try:
+        from .cpu import kernel, target
+
+        machine, team = target.current(), threads.get_num_threads()
+    except (ImportError, UnsupportedError) as error:
+        return [*lines, f"engine: reference (NumPy); cpu: {error}"]
+    if not all(problem.size(role) for role in ("x", "w", "y")):
+        return [*lines, "engine: reference (NumPy); cpu: nothing to sum, a tensor is empty"]
+    plan = kernel.explain(problem, machine, team)
+    return [*lines, f"engine: cpu, target {machine.name} ({machine.cpu}), {team} threads", *str(plan).splitlines()]

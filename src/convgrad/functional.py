@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from . import engine
 from .errors import SpecError
-from .spec import bind
+from .spec import Problem, bind
 from .spec.check import broken, check_input_count
 from .spec.dialects import Meaning, find
 from .tensors import Array, check_out, describe, give_back, new_array, open_array, open_shape, whole_strides
@@ -49,50 +50,112 @@ def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> 
 def _compute(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
     """Compute, and report any mistake in the caller's words."""
     try:
-        return _bind_and_run(meaning, inputs, out, meaning.attributes(attributes))
+        return _bind_and_run(meaning, inputs, out, attributes)
     except SpecError as error:
         raise meaning.retell(error) from None
 
 
 def _bind_and_run(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
     op = meaning.op
-    given = [value for value in inputs if value is not None]
-    check_input_count(op, len(given))
     arrays: dict[str, Array] = {}
     shape: tuple[int, ...] | None = None
+    check_input_count(op, len(inputs) - sum(value is None for value in inputs))
     for arg, value in zip(op.inputs, inputs, strict=False):
         if value is None and not arg.required:
             continue
         if arg.role == "shape":
             shape = open_shape(value, arg.name)
         else:
-            array = open_array(value, arg.name)
-            arrays[arg.role] = array if whole_strides(array) else np.array(array)
+            arrays[arg.role] = open_array(value, arg.name)
     target = None if out is None else open_array(out, "out")
-    place = target
-    if target is not None and (
-        not whole_strides(target) or any(np.may_share_memory(target, a) for a in arrays.values())
-    ):
-        # The caller's array is an input too, or its strides are no whole elements: work in an array of our own.
-        place = np.array(target)
-    binding = bind(
-        op,
-        [describe(arrays[a.role], a.name) if a.role in arrays else None for a in op.inputs],
-        attributes,
-        shape=shape,
-        out=None if place is None else describe(place, "out"),
-        infer_size=True,
-        spatial_shape=meaning.dialect is not None and meaning.dialect.spatial_shape,
-    )
-    if target is None or place is None:
-        result = new_array(binding.shape, binding.problem.out_dtype)
-        engine.run(binding.problem, arrays, result)
-        return give_back(result, given[0])
+    key = _key(meaning, arrays, shape, target, attributes)
+    known = _known.get(key) if key is not None else None
+    if known is None:
+        known = _prepare(meaning, arrays, shape, target, attributes)
+        if key is not None:
+            if len(_known) >= 4096:
+                _known.clear()
+            _known[key] = known
+    if target is None:
+        result = new_array(known.shape, known.problem.out_dtype)
+        engine.run(known.problem, _whole(arrays) if known.uneven else arrays, result, known.kernel)
+        return give_back(result, inputs[0])
     check_out(target)
-    engine.run(binding.problem, arrays, place)
+    place = target
+    if known.uneven:
+        arrays, place = _whole(arrays), np.array(target)
+    elif any(np.may_share_memory(target, a) for a in arrays.values()):
+        arrays = {role: a.copy() if np.may_share_memory(target, a) else a for role, a in arrays.items()}
+        known = _prepare(meaning, arrays, shape, target, attributes)
+    engine.run(known.problem, arrays, place, known.kernel)
     if place is not target:
         target[...] = place
     return out
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What an earlier call with the same descriptions came to."""
+
+    shape: tuple[int, ...]
+    problem: Problem
+    kernel: Any
+    uneven: bool  # strides that are no whole elements: work on copies
+
+
+_known: dict[Any, _Known] = {}
+
+
+def _prepare(
+    meaning: Meaning,
+    arrays: dict[str, Array],
+    shape: tuple[int, ...] | None,
+    target: Array | None,
+    attributes: Mapping[str, Any],
+) -> _Known:
+    """Bind a call and find its kernel."""
+    op = meaning.op
+    uneven = not all(map(whole_strides, arrays.values())) or (target is not None and not whole_strides(target))
+    if uneven:
+        arrays, target = _whole(arrays), None if target is None else np.array(target)
+    binding = bind(
+        op,
+        [describe(arrays[a.role], a.name) if a.role in arrays else None for a in op.inputs],
+        meaning.attributes(attributes),
+        shape=shape,
+        out=None if target is None else describe(target, "out"),
+        infer_size=True,
+        spatial_shape=meaning.dialect is not None and meaning.dialect.spatial_shape,
+    )
+    return _Known(binding.shape, binding.problem, engine.find(binding.problem), uneven)
+
+
+def _whole(arrays: dict[str, Array]) -> dict[str, Array]:
+    """Copies of the arrays, with strides of whole elements."""
+    return {role: np.array(a) for role, a in arrays.items()}
+
+
+def _key(
+    meaning: Meaning,
+    arrays: dict[str, Array],
+    shape: tuple[int, ...] | None,
+    target: Array | None,
+    attributes: Mapping[str, Any],
+) -> Any:
+    """Everything that binding looks at, as a key; None where an attribute is not of a plain type."""
+    plain = []
+    for name, value in attributes.items():
+        kind = type(value)
+        if kind is list or kind is tuple:
+            if not all(type(v) is int for v in value):
+                return None
+            value = tuple(value)
+        elif value is not None and kind is not int and kind is not str and kind is not bool:
+            return None
+        plain.append((name, kind, value))
+    tensors = [(role, a.shape, a.strides, a.dtype) for role, a in arrays.items()]
+    out = None if target is None else (target.shape, target.strides, target.dtype)
+    return (meaning.name, shape, out, *engine.setting(), *plain, *tensors)
 
 
 def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

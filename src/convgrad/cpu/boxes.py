@@ -1,11 +1,12 @@
 """Copies between tensors of any strides and dtype and dense buffers: boxes of pixels packed before the work, results
-unpacked after it. Padding, layout and dtype are dealt with here and nowhere else in the kernels."""
+unpacked after it. Padding, layout and dtype are dealt with here and nowhere else in the kernels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ir import Function, Module, Value, vector
+from .ir import Function, Module, Value
 from .numbers import LINE, Numbers, transpose
 from .plan import Packed
 

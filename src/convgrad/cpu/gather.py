@@ -89,11 +89,13 @@ def write(plan: Gather) -> str:
                 shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in zip(start, walks, plan.packs, strict=True)]
                 band = f.at(source, f.add(origin, *shift), given.storage)
             with f.loop(first_block, last_block) as block:
-                unit = f.add(f.mul(group, plan.blocks), block)
+                panel_index = f.add(f.mul(group, plan.blocks), block)
                 lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
-                panel = f.add(f.mul(unit, plan.panel), f.mul(channel, len(plan.taps) * plan.block))
-                bias = f.at(at["bias"], f.mul(unit, plan.block), plan.sum)
-                out_channel = f.add(f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1]))
+                panel = f.add(f.mul(panel_index, plan.panel), f.mul(channel, len(plan.taps) * plan.block))
+                bias = f.at(at["bias"], f.mul(panel_index, plan.block), plan.sum)
+                out_channel = f.add(
+                    f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1])
+                )
                 stage = at[".stage"]
                 if plan.staged and plan.chunks > 1:
                     stage = f.at(stage, f.mul(f.mul(block, _volume(region) + plan.lanes), plan.block), plan.sum)
@@ -103,8 +105,11 @@ def write(plan: Gather) -> str:
                     lane_input = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
                 with f.loop(0, len(plan.phases)) as phase:
                     table = f.at(tables, f.mul(phase, 2 * plan.pixels), "i64")
-                    pixels = f.load(f.at(tables, 2 * plan.pixels * len(plan.phases), "i64"), "i64", 8) \
-                        if len(plan.phases) == 1 else _pixel_count(f, plan, phase_residue, phase, start)
+                    pixels = (
+                        f.load(f.at(tables, 2 * plan.pixels * len(plan.phases), "i64"), "i64", 8)
+                        if len(plan.phases) == 1
+                        else _pixel_count(f, plan, phase_residue, phase, start)
+                    )
                     first = f.load(f.at(phase_first, phase, "i64"), "i64", 8)
                     taps = f.load(f.at(phase_taps, phase, "i64"), "i64", 8)
                     weights = f.at(at["weights"], f.add(panel, f.mul(f.mul(first, count), plan.block)), plan.sum)
@@ -118,7 +123,8 @@ def write(plan: Gather) -> str:
                     with f.when(done):
                         origin_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
                         left = [
-                            f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi) for s, w in zip(start, walks, strict=True)
+                            f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi)
+                            for s, w in zip(start, walks, strict=True)
                         ]
                         to = f.at(target, f.add(out_channel, *origin_out), result.storage)
                         f.call(finish, stage, to, *left, lanes)
@@ -173,8 +179,8 @@ def _tabulate(m: Module, plan: Gather, residues: str) -> Function:
         for i in (2, 1, 0):
             write[i] = write[i + 1] * plan.walks[i + 1].box * plan.walks[i + 1].phi
         first: Value = 0
-        for w, r in zip(write, residue, strict=True):
-            first = f.add(first, f.mul(r, w))
+        for step, r in zip(write, residue, strict=True):
+            first = f.add(first, f.mul(r, step))
     else:
         write = [w.out_step for w in plan.walks]
         first = 0
@@ -185,9 +191,9 @@ def _tabulate(m: Module, plan: Gather, residues: str) -> Function:
         index = f.get(position, "i64")
         reading: Value = 0
         writing: Value = first
-        for q, r, t, w in zip((q0, q1, q2, q3), read, write, plan.walks, strict=True):
-            reading = f.add(reading, f.mul(q, r))
-            writing = f.add(writing, f.mul(q, t * w.phi))
+        for q, from_, to, w in zip((q0, q1, q2, q3), read, write, plan.walks, strict=True):
+            reading = f.add(reading, f.mul(q, from_))
+            writing = f.add(writing, f.mul(q, to * w.phi))
         f.store(reading, f.at(table, index, "i64"), "i64", 8)
         f.store(writing, f.at(table, f.add(index, plan.pixels), "i64"), "i64", 8)
         f.set(position, "i64", f.add(index, 1))
@@ -272,7 +278,7 @@ def _tile(m: Module, plan: Gather, out: Numbers, tap_entries: str) -> Function:
 def _write_rows(
     f: Function, plan: Gather, out: Numbers, values: list[list[str]], places: list[str], lanes: Value | None
 ) -> None:
-    """Round and write the tile. When adding to what is there, all is read before anything is written: rows may repeat."""
+    """Round and write the tile. When adding to what is there, all is read before any is written: rows may repeat."""
     masks: list[str | None] = [None] * plan.vectors
     if lanes is not None:
         masks = [out.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(plan.vectors)]

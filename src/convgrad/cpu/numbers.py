@@ -1,7 +1,7 @@
-"""Elements in memory and in registers: loads that widen, stores that round once to nearest even, masks for what is left.
+"""Elements in memory and in registers: loads that widen, stores that round once to nearest even, masks for the rest.
 
-In registers everything is the accumulator type, float or double. Tensors may lie at any address, so their accesses claim
-no alignment; buffers of our own are aligned to a cache line.
+In registers everything is the accumulator type, float or double. Tensors may lie at any address, so their accesses
+claim no alignment; buffers of our own are aligned to a cache line.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Two loop nests serve the three computations:
 
 `Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
     out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
-Forward has sigma = stride and phi = 1. The data gradient has sigma = 1 and phi = stride: an x at q*stride + a meets only
-the taps of its own phase a, so each phase is a convolution with stride 1 over y and no product with a zero that the
-stride made. A box of pixels and its halo is packed into a zero-padded band; a register tile of rows (pixels) and lanes
-(channels) then runs without a condition.
+Forward has sigma = stride and phi = 1. The data gradient has sigma = 1 and phi = stride: an x at q*stride + a meets
+only the taps of its own phase a, so each phase is a convolution with stride 1 over y and no product with a zero that
+the stride made. A box of pixels and its halo is packed into a zero-padded band; a register tile of rows (pixels) and
+lanes (channels) then runs without a condition.
 
 `Reduce` computes w. Each weight sums over all pixels:
     w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
@@ -19,7 +19,7 @@ Batch is treated as one more spatial axis with a kernel of 1, and axes that noth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil, prod
@@ -74,12 +74,8 @@ def simplify(p: Problem) -> Shape:
     """Merge what can be merged: a kernel of 1 with stride 1 makes neighbouring axes one, batch among them."""
     axes = [Axis(p.n, p.n, x_step=p.x_strides[0], y_step=p.y_strides[0])]
     for i in range(p.rank):
-        axes.append(
-            Axis(
-                p.x[i], p.y[i], p.w[i], p.stride[i], p.dilation[i], p.pad[i],
-                p.x_strides[3 + i], p.w_strides[3 + i], p.y_strides[3 + i],
-            )  # fmt: skip
-        )
+        kernel = (p.x[i], p.y[i], p.w[i], p.stride[i], p.dilation[i], p.pad[i])
+        axes.append(Axis(*kernel, p.x_strides[3 + i], p.w_strides[3 + i], p.y_strides[3 + i]))
     merged: list[Axis] = []
     for axis in axes:
         if axis.plain and axis.x == 1:
@@ -96,11 +92,8 @@ def simplify(p: Problem) -> Shape:
         else:
             merged.append(axis)
     filler = [Axis(1, 1)] * (AXES - len(merged))
-    return Shape(
-        tuple(filler + merged),
-        p.g, p.cx, p.cy,
-        p.x_strides[1:3], p.y_strides[1:3], p.w_strides[:3],
-    )  # fmt: skip
+    channels = (p.x_strides[1:3], p.y_strides[1:3], p.w_strides[:3])
+    return Shape(tuple(filler + merged), p.g, p.cx, p.cy, *channels)
 
 
 @dataclass(frozen=True)
@@ -389,7 +382,8 @@ Plan = Gather | Reduce | Declined
 
 def pitch(channels: int, lanes: int) -> int:
     """Elements between pixels of a band: whole vectors, and an odd number of them, since pixels that lie a power of two
-    apart would share a few cache sets."""
+    apart would share a few cache sets.
+    """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
 
@@ -403,10 +397,10 @@ def _workspace(sizes: dict[str, int], threads: int, size: int) -> int:
 def _printed(plan: Gather | Reduce) -> str:
     """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
     name = type(plan).__name__.lower()
+    buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in plan.sizes.items()]
     lines = [
         f"{name}: tile {plan.rows} rows x {plan.vectors} vectors of {plan.lanes} ({plan.sum} sums), {plan.tasks} tasks",
-        f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads: "
-        + ", ".join(f"{k.lstrip('.')} {v}{'' if not k.startswith('.') else ' per thread'}" for k, v in plan.sizes.items()),
+        f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads (elements: {', '.join(buffers)})",
     ]
     lines += [f"- {reason}" for reason in plan.why]
     shown = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in ("why", "taps", "phases", "axes")}
@@ -415,17 +409,22 @@ def _printed(plan: Gather | Reduce) -> str:
 
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
-    """The plan for a problem."""
-    if problem.wanted == "w":
-        return _reduce(problem, target, threads)
-    return _gather(problem, target, threads)
+    """The plan for a problem.
+
+    Work is cut for a rounded number of threads, so that one kernel serves neighbouring numbers of them.
+    """
+    team = 4
+    while team < threads:
+        team *= 2
+    plan = _reduce(problem, target, team) if problem.wanted == "w" else _gather(problem, target, team)
+    return plan if isinstance(plan, Declined) else replace(plan, threads=threads)
 
 
 def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     """(rows, vectors) of the register tile for so many channels in the lanes.
 
-    The accumulators, one vector of weights per column and one broadcast must fit in the registers. Vectors are chosen to
-    waste few lanes, then to be many: each value that is broadcast then serves more products.
+    The accumulators, one vector of weights per column and one broadcast must fit in the registers. Vectors are chosen
+    to waste few lanes, then to be many: each value that is broadcast then serves more products.
     """
     if target.tile:
         return target.tile
@@ -479,7 +478,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     in_place = not share and in_dense and DTYPES[p.dtype].numpy == sum_dtype and all(map(_inside(forward), shape.axes))
     if in_place:
         why.append("the input is read in place: no padding, channels innermost, no conversion")
-    staged = out_channel[1] != 1 and out_total > 1 or chunk < cin
+    staged = (out_channel[1] != 1 and out_total > 1) or chunk < cin
     if staged:
         why.append("results go through a stage: " + ("channels are not innermost" if chunk == cin else "sums in parts"))
     if share:
@@ -511,7 +510,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     )  # fmt: skip
 
 
-def _inside(forward: bool):  # type: ignore[no-untyped-def]
+def _inside(forward: bool) -> Callable[[Axis], bool]:
     """A test whether every input that an axis meets lies inside the tensor, so that no padding is read."""
 
     def test(a: Axis) -> bool:
@@ -545,9 +544,7 @@ def _gather_box(
     spread = [max(o) - min(o) for o in (_offsets(a, forward) for a in axes)]
 
     def entries(box: list[int]) -> int:
-        return prod(
-            min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True)
-        )
+        return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True))
 
     budget = target.l2 // 3
     most = max(1, 4096 // prod(phi))  # positions of one phase: the tables and the stage stay small
@@ -583,20 +580,15 @@ def _walks(axes: tuple[Axis, ...], forward: bool, box: Sequence[int]) -> tuple[W
         together = (box[i] - 1) * sigma + max(offsets) - min(offsets) + 1
         separate = box[i] * a.k < together
         distinct = sorted(set(offsets))
-        if separate:
-            entry = {o: distinct.index(o) * box[i] for o in offsets}
-        else:
-            entry = {o: o - min(offsets) for o in offsets}
+        low = min(offsets)
+        entry = {o: distinct.index(o) * box[i] if separate else o - low for o in offsets}
         residues: list[list[tuple[int, int]]] = [[] for _ in range(phi)]
         for k, o in enumerate(offsets):
             at = 0 if forward else (k * a.dilation - a.pad) % a.stride
             residues[at].append((k, entry[o]))
-        walks.append(
-            Walk(
-                a.y if forward else a.x, phi, sigma, a.y_step if forward else a.x_step, box[i],
-                0 if separate else min(offsets), 1 if separate else sigma, tuple(map(tuple, residues)),
-            )  # fmt: skip
-        )
+        size, step = (a.y, a.y_step) if forward else (a.x, a.x_step)
+        band = (0, 1) if separate else (low, sigma)
+        walks.append(Walk(size, phi, sigma, step, box[i], *band, tuple(map(tuple, residues))))
     return tuple(walks)
 
 
@@ -633,8 +625,9 @@ def _phases(
 
     A tap's entry in the band is in pixels; in place it is already in elements.
     """
-    step = [p.stride for p in packs] if in_place else _entry_steps(packs)
-    phases, taps = [], []
+    step = [p.stride for p in packs] if in_place else entry_steps(packs)
+    phases: list[tuple[int, int, Ints]] = []
+    taps: list[tuple[int, int]] = []
     for residue in product(*(range(w.phi) for w in walks)):
         mine = []
         for combo in product(*(w.residues[r] for w, r in zip(walks, residue, strict=True))):
@@ -646,15 +639,12 @@ def _phases(
     return tuple(phases), tuple(taps)
 
 
-def _entry_steps(packs: tuple[Packed, ...]) -> list[int]:
+def entry_steps(packs: tuple[Packed, ...]) -> list[int]:
     """Band entries between neighbours along each axis."""
     steps = [1] * len(packs)
     for i in reversed(range(len(packs) - 1)):
         steps[i] = steps[i + 1] * packs[i + 1].extent
     return steps
-
-
-entry_steps = _entry_steps
 
 
 def _reduce(p: Problem, target: Target, threads: int) -> Plan:
@@ -720,7 +710,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         def tasks() -> int:
             return groups * slices * ceil(crow / row_part) * ceil(lane_blocks / lane_part)
 
-        while tasks() < 4 * threads and tasks() % threads:
+        while tasks() < 2 * threads and tasks() % threads:
             if lane_part > 1:
                 lane_part = ceil(lane_part / 2)
             elif row_part >= 2 * rows:

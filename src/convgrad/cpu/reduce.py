@@ -243,7 +243,9 @@ def _finish(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
                     with f.loop(0, lanes) as lane:
                         g, c = f.split(f.add(f.mul(block, plan.block), lane), [0, outputs])
                         at = f.add(offset, f.mul(channel, row_step), f.mul(g, group_step), f.mul(c, lane_step))
-                        value = f.load(f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum))
+                        value = f.load(
+                            f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum)
+                        )
                         _put(f, plan, n, value, f.at(to, at, n.storage))
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)

@@ -1,5 +1,6 @@
 """What a kernel may count on: vector width, registers and caches of the machine it is written for. A value, so that
-tests can write code for one machine while running on another."""
+tests can write code for one machine while running on another.
+"""
 
 from __future__ import annotations
 

@@ -207,6 +207,7 @@ LAYOUT = {
     "slots": 2304,
     "room": 128 * MOST,
     "size": 2304 + 128 * MOST,
+    "restless": 32,
 }
 
 HEAD = """
@@ -243,6 +244,9 @@ done:
 # for no reason at all.
 FUTEX = """
 declare i64 @syscall(i64, ...)
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
 
 define internal void @wait(ptr %word, i32 %value) nounwind {
   %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i32 %value, ptr null, ptr null, i64 0)
@@ -255,6 +259,40 @@ define internal void @wake(ptr %word, i32 %count) nounwind {
 }
 
 define internal void @prepare() nounwind {
+  ret void
+}
+
+define internal i32 @place() nounwind {
+  %cpu = call i32 @sched_getcpu()
+  ret i32 %cpu
+}
+
+; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
+define internal void @part(i32 %cpu) nounwind {
+entry:
+  %mask = alloca [128 x i8], align 8
+  %size = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)
+  %known = icmp sge i32 %size, 0
+  %valid = icmp ult i32 %cpu, 1024
+  %go = and i1 %known, %valid
+  br i1 %go, label %move, label %done
+move:
+  %index = lshr i32 %cpu, 3
+  %wide = zext i32 %index to i64
+  %byte = getelementptr i8, ptr %mask, i64 %wide
+  %all = load i8, ptr %byte
+  %low = trunc i32 %cpu to i8
+  %bit = and i8 %low, 7
+  %one = shl i8 1, %bit
+  %others = xor i8 %one, -1
+  %rest = and i8 %all, %others
+  store i8 %rest, ptr %byte
+  ; An empty mask is refused, and this thread stays where it is.
+  %a = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  store i8 %all, ptr %byte
+  %b = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  br label %done
+done:
   ret void
 }
 """
@@ -297,6 +335,14 @@ define internal void @prepare() nounwind {
   %condition = getelementptr i8, ptr @control, i64 $condition
   %a = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
   %b = call i32 @pthread_cond_init(ptr %condition, ptr null)
+  ret void
+}
+
+define internal i32 @place() nounwind {
+  ret i32 -1
+}
+
+define internal void @part(i32 %cpu) nounwind {
   ret void
 }
 """
@@ -428,6 +474,9 @@ tell:
   %offset = shl i64 %child, 7
   %slots = getelementptr i8, ptr @control, i64 $slots
   %slot = getelementptr i8, ptr %slots, i64 %offset
+  %here = getelementptr i8, ptr %slot, i64 4
+  %cpu = call i32 @place()
+  store i32 %cpu, ptr %here
   %before = atomicrmw xchg ptr %slot, i32 1 seq_cst
   %asleep = icmp eq i32 %before, 2
   br i1 %asleep, label %wake, label %after
@@ -454,6 +503,10 @@ entry:
   %mode.p = getelementptr i8, ptr @control, i64 $mode
   %count = getelementptr i8, ptr @control, i64 8
   %pending = getelementptr i8, ptr @control, i64 $pending
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  %there.p = getelementptr i8, ptr %slot, i64 4
+  %stayed = alloca i32
+  store i32 $restless, ptr %stayed
   br label %rest
 rest:
   %idle = load i32, ptr %idle.p
@@ -480,6 +533,25 @@ sleep:
 work:
   store atomic i32 0, ptr %slot monotonic, align 4
   %n = load i64, ptr %count
+  ; The system likes to wake a thread on the CPU of the one that wakes it, where the two can only take turns. If that
+  ; has happened although there are CPUs enough, this one leaves; not often, in case the system insists.
+  %there = load i32, ptr %there.p
+  %here = call i32 @place()
+  %together = icmp eq i32 %here, %there
+  %cpus = load i64, ptr %cpus.p
+  %enough = icmp sle i64 %n, %cpus
+  %settled = load i32, ptr %stayed
+  %tired = icmp sge i32 %settled, $restless
+  %longer = add i32 %settled, 1
+  store i32 %longer, ptr %stayed
+  %could = and i1 %together, %enough
+  %leave = and i1 %could, %tired
+  br i1 %leave, label %move, label %begin
+move:
+  store i32 0, ptr %stayed
+  call void @part(i32 %there)
+  br label %begin
+begin:
   call void @start(i64 %thread, i64 %n)
   %mode = load i64, ptr %mode.p
   call void @set_mode(i64 %mode)

@@ -56,7 +56,6 @@ class Tile:
                     own = left if inputs == outputs == 1 else shuffle(f, self.kind, left, left, orders[j])
                     self._add(place, own, right[j][v])
 
-
     def gathered(self, taps: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
         """Add the products of one pixel where groups share the lanes: each tap's inputs, times one vector per column.
 
