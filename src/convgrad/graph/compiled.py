@@ -16,7 +16,7 @@ from .. import engine as engines
 from ..dtypes import DTYPES
 from ..errors import SpecError, UnsupportedError
 from ..spec import Problem, bind
-from ..spec.bind import Description
+from ..spec.bind import Binding, Description
 from ..spec.check import broken
 from ..spec.problem import Ints, settle
 from ..tensors import open_shape
@@ -38,6 +38,7 @@ class Compiled:
     inputs: tuple[LogicalTensor, ...]
     output: LogicalTensor
     problem: Problem | None
+    kernel: Any = None  # what the back end has made of the problem; None has the reference compute it
 
     @property
     def late(self) -> bool:
@@ -52,7 +53,7 @@ class Compiled:
             raise self.node.retell(error) from None
 
     def _run(self, arrays: Sequence[Array], out: Array | None) -> tuple[LogicalTensor, Array]:
-        node, output, problem = self.node, self.output, self.problem
+        node, output, problem, kernel = self.node, self.output, self.problem, self.kernel
         if not node.is_convolution:
             place = allocate(output) if out is None else out
             bias.compute(node.row, node.attrs, str(self.inputs[0].dtype), arrays, place)
@@ -60,12 +61,12 @@ class Compiled:
         given = {arg.role: array for arg, array in zip(node.row.inputs, arrays, strict=False)}
         stated = given.pop("shape", None)
         if stated is not None:
-            name = str(node.row.shape_source)
-            shape = open_shape(stated, name)
-            if output.is_known and shape != output.shape:
-                raise broken("shapes_agree", name, shape, expected=output.shape, source=node.row.output.name)
-            if problem is None:
-                output, problem = resolve(node, self.inputs, output, shape)
+            shape = open_shape(stated, str(node.row.shape_source))
+            if problem is None or shape != output.shape:
+                # Found only now; or checked only now, against the shape that was compiled for.
+                output, binding = resolve(node, self.inputs, output, shape)
+                if binding is not None:
+                    problem, kernel = binding.problem, plan(binding.problem, node)
         if problem is None:
             raise broken("shape_given", str(node.row.shape_source))
         if out is None:
@@ -76,10 +77,10 @@ class Compiled:
             # The caller's memory is an input too: work in memory of our own, of the same strides.
             place = allocate(output)
             place[...] = out
-            engines.run(problem, given, place)
+            engines.run(problem, given, place, kernel)
             out[...] = place
         else:
-            engines.run(problem, given, out)
+            engines.run(problem, given, out, kernel)
         return output, out
 
 
@@ -94,30 +95,29 @@ def build(node: Node, inputs: Sequence[LogicalTensor], output: LogicalTensor) ->
         shape_at_run_time = any(arg.role == "shape" for arg, _ in zip(node.row.inputs, inputs, strict=False))
         if shape_at_run_time and not output.is_known:
             return Compiled(node, known, output.replace(layout_type=LayoutType.strided), None)
-        found, problem = resolve(node, known, output, None)
-        compiled = Compiled(node, known, found, problem)
+        found, binding = resolve(node, known, output, None)
     except SpecError as error:
         raise node.retell(error) from None
-    if problem is not None:
-        plan(problem, node)
-    return compiled
+    if binding is None:
+        return Compiled(node, known, found, None)
+    return Compiled(node, known, found, binding.problem, plan(binding.problem, node))
 
 
-def plan(problem: Problem, node: Node) -> None:
-    """Let the back end plan the problem and generate its code, unless its tensors do not fit into memory at all."""
-    roles = ("x", "w", "y")
-    spans = (1 + sum((n - 1) * s for n, s in zip(problem.shape(r), problem.strides(r), strict=True)) for r in roles)
-    sizes = (DTYPES[problem.dtype_of(r)].size for r in roles)
+def plan(problem: Problem, node: Node) -> Any:
+    """What the back end makes of a problem, unless its tensors do not fit into memory at all."""
+    spans = [1 + sum((n - 1) * s for n, s in zip(problem.shape(r), problem.strides(r), strict=True)) for r in "xwy"]
+    sizes = [DTYPES[problem.dtype_of(r)].size for r in "xwy"]
     require(sum(span * size for span, size in zip(spans, sizes, strict=True)), f"{node.label}, {problem}")
-    prepare: Callable[[Problem], object] | None = getattr(engines, "prepare", None)
-    if prepare is not None and problem.size(problem.wanted):
-        prepare(problem)
+    return engines.find(problem)
 
 
 def resolve(
     node: Node, inputs: Sequence[LogicalTensor], output: LogicalTensor, shape: Ints | None
-) -> tuple[LogicalTensor, Problem | None]:
-    """The output with shape and strides, and the problem. `shape` is the value of the shape input, if it is known."""
+) -> tuple[LogicalTensor, Binding | None]:
+    """The output with shape and strides, and what a convolution comes to.
+
+    `shape` is the value of the shape input, where it is known.
+    """
     if output.layout_type == LayoutType.opaque:
         raise refuse("known_input", node.row.output.name, output.tell(), what="no strides follow from an opaque layout")
     row = node.row
@@ -139,7 +139,7 @@ def resolve(
     found = _placed(output, first.shape, row.output.name)
     attrs["accumulate"] = node.attrs.get("accumulate", False)
     final = bind(row, descriptions, attrs, shape=shape, out=_describe(found), infer_size=oldest, spatial_shape=oldest)
-    return found, final.problem
+    return found, final
 
 
 def _known(node: Node, index: int, tensor: LogicalTensor) -> LogicalTensor:

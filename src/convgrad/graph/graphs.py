@@ -9,6 +9,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
+from .. import engine as engines
 from ..errors import ConvgradError, SpecError
 from ..spec.problem import settle
 from ..spec.table import SAME_RULES
@@ -235,7 +236,8 @@ class Partition:
         if wanted.dtype != self._work.output.dtype:
             name = f"{self._work.row.output.name} (tensor {wanted.id}) of {label}"
             raise refuse("port_dtype", name, wanted.dtype, expected=self._work.output.dtype)
-        key = (self._work.key, tuple(node.key for node in self._nodes), given, wanted, engine.kind, self.fpmath)
+        ops = tuple(node.key for node in self._nodes)
+        key = (self._work.key, ops, given, wanted, engine.kind, engines.setting(), self.fpmath)
         began = perf_counter()
         compiled, kept = CACHE.get(key, lambda: build(self._work, given, wanted))
         if verbose.COMPILE.isEnabledFor(20):

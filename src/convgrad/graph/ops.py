@@ -149,6 +149,7 @@ def retell(error: SpecError, meaning: Meaning, label: str) -> SpecError:
         if message != error.message:
             error = SpecError(f"{name} {message}", status=error.status, rule=error.rule, argument=name)
     told = meaning.retell(error)
+    told.message = told.message.replace("by `out`", "by the shape of the output")
     told.operation = label
     return told
 
@@ -192,6 +193,11 @@ def _checked(op: Op, meaning: Meaning, strict: bool, same_rule: str) -> Node:
     empty = any(t.shape is not None and 0 in t.shape for t in (*inputs, output))
     exact = check_attributes(row, attrs, allow_empty=empty, strict=strict)
     kept = {a.name: exact[a.name] for a in row.attrs if a.origin == "onednn" or exact[a.name] != a.default}
+    rank = max(t.ndims for t in (*inputs, output)) - 2
+    for attr in row.attrs:
+        # One number for all axes becomes a list as soon as their count is known.
+        if attr.per == "axis" and rank > 0 and isinstance(kept.get(attr.name), int):
+            kept[attr.name] = (kept[attr.name],) * rank
     return Node(op.id, op.name, meaning, inputs, output, MappingProxyType(kept))
 
 

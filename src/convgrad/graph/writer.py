@@ -1,8 +1,9 @@
 """Graphs as oneDNN's JSON, in the form that oneDNN reads back.
 
 Every attribute is written, unset lists as twelve zeros. What oneDNN has no word for is said in its words where that
-is possible without touching memory (an older order of weight axes is another view of the same weights), left out where
-the shapes say it already (output_padding of a gradient), and refused otherwise.
+is possible without touching memory (an older order of weight axes is another view of the same weights, another rule of
+padding is explicit padding), left out where the shapes say it already (output_padding of a gradient), and refused
+otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError
 from ..spec.table import EXTENDED_DTYPES, MAX_NDIMS
+from .compiled import resolve
 from .kinds import LayoutType, refuse
 from .logical import UNKNOWN_DIM, LogicalTensor
 from .ops import Node
@@ -74,39 +76,57 @@ def _op(node: Node, swaps: Mapping[int, Order], onednn: bool, more: Mapping[str,
 
 def _attributes(node: Node, swaps: Mapping[int, Order], onednn: bool) -> Iterable[tuple[str, str, Any]]:
     """Name, type and value of every attribute to write."""
-    same = node.attrs.get("auto_pad", "None") not in ("None", "VALID")
+    attrs = _spoken(node) if onednn else node.attrs
     for attr in node.row.attrs:
-        if attr.name not in node.attrs:
+        if attr.name not in attrs:
             continue
-        value = node.attrs[attr.name]
-        if onednn and attr.origin != "onednn":
-            without_effect = attr.name == "same_rule" and not (same and node.row.kind == "ConvolutionBackwardData")
-            if attr.origin == "document" or attr.name == "out_dtype" or without_effect:
-                continue
-            raise _unspeakable(node, f"{attr.name}={value!r}")
+        value = attrs[attr.name]
         if attr.type == "s64[]":
-            value = _list(node, attr.name, value, onednn, swaps)
+            value = _list(node, attr.name, value, swaps)
         elif onednn and value in attr.beyond:
             value = _NEWER[value]
         yield attr.name, attr.type, int(value) if attr.type == "bool" else value
 
 
-def _list(node: Node, name: str, value: Any, onednn: bool, swaps: Mapping[int, Order]) -> list[int]:
-    """A list attribute in full: one number for all axes is written for each, and a spatial shape is completed."""
-    ranks = [t.ndims for arg, t in zip(node.row.inputs, node.inputs, strict=False) if arg.role in "xwy"]
-    rank = max((*ranks, node.output.ndims)) - 2
+def _spoken(node: Node) -> Mapping[str, Any]:
+    """The attributes that oneDNN knows, with all that the others say."""
+    attrs = dict(node.attrs)
+    documented = node.row.kind == "ConvolutionBackwardData" and attrs.get("same_rule") == "documented"
+    stated = node.row.transposed and node.row.wanted != "x" and any(attrs.get("output_padding", ()))
+    if (documented or stated) and attrs["auto_pad"] not in ("None", "VALID"):
+        # The padding is not the one that oneDNN would find from the sizes: state it.
+        binding = resolve(node, node.inputs, node.output, None)[1] if all(t.is_known for t in node.inputs) else None
+        if binding is None:
+            raise _unspeakable(node, f"auto_pad={attrs['auto_pad']!r} with shapes that are not known")
+        attrs |= {"auto_pad": "None", "pads_begin": binding.pads_begin, "pads_end": binding.pads_end}
+    dialect, source = node.meaning.dialect, str(node.row.shape_source)
+    if dialect is not None and dialect.spatial_shape and len(node.inputs) == 2:
+        # The oldest spelling leaves out batch and channels, or all of it.
+        if not all(t.is_known for t in node.inputs):
+            raise _unspeakable(node, f"{source}={attrs[source]} and inputs that are not known")
+        attrs[source] = resolve(node, node.inputs, node.output, None)[0].get_dims()
+    if attrs.get("accumulate"):
+        raise _unspeakable(node, "accumulate=True")
+    return {a.name: attrs[a.name] for a in node.row.attrs if a.origin == "onednn"}
+
+
+def _list(node: Node, name: str, value: Any, swaps: Mapping[int, Order]) -> list[int]:
+    """A list attribute; a shape of weights has its axes turned with them."""
     if isinstance(value, int):
-        if rank < 1:
-            raise _unspeakable(node, f"{name}={value} for all axes, of a number that is not known,")
-        return [value] * rank
-    if name == node.row.shape_source and onednn and len(value) != MAX_NDIMS:
-        if len(value) == rank and len(value) != node.output.ndims:
-            if not node.output.is_known:
-                raise _unspeakable(node, f"{name}={value} without batch and channels")
-            value = node.output.get_dims()
-        elif node.row.wanted == "w" and node.output.id in swaps and len(value) == rank + 2:
-            value = [value[axis] for axis in swaps[node.output.id]]
+        raise _unspeakable(node, f"{name}={value} for axes of unknown number")
+    if name == node.row.shape_source and node.row.wanted == "w" and len(value) != MAX_NDIMS:
+        order = swaps.get(node.output.id)
+        if order is not None and len(order) == len(value):
+            value = [value[axis] for axis in order]
     return list(value)
+
+
+def _ndims(node: Node) -> int:
+    """The number of dimensions of data and weights, from whichever is known."""
+    known = max(t.ndims for t in node.tensors)
+    if known < 3:
+        raise _unspeakable(node, "a number of dimensions that is not known")
+    return known
 
 
 def _swaps(nodes: Sequence[Node]) -> dict[int, Order]:
@@ -126,11 +146,13 @@ def _swaps(nodes: Sequence[Node]) -> dict[int, Order]:
 def _note(found: dict[int, Order | None], node: Node, tensor: LogicalTensor, role: str) -> None:
     order: Order | None = None
     form = node.attrs.get("weights_format")
-    if role == "w" and node.row.transposed and form in _NEWER and tensor.shape is not None:
-        axes = list(range(tensor.ndims))
+    if role == "w" and node.row.transposed and form in _NEWER:
+        axes = list(range(_ndims(node)))
         first, second = (0, 1) if form == "OIX" else (-2, -1)
         axes[first], axes[second] = axes[second], axes[first]
         order = tuple(axes)
+        if any(arg.role == "shape" for arg, _ in zip(node.row.inputs, node.inputs, strict=False)):
+            raise _unspeakable(node, f"weights_format={form!r} and a shape that is an input")
     if found.setdefault(tensor.id, order) != order:
         raise _unspeakable(node, f"weights (tensor {tensor.id}) of weights_format={form!r} and of another order too")
 
@@ -139,8 +161,11 @@ def _check_groups(node: Node) -> None:
     """The documented layout of groups, (in/groups, out, X), is no view of oneDNN's (in, out/groups, X)."""
     row, form = node.row, node.attrs["weights_format"]
     tensors = {arg.role: t for arg, t in zip(row.inputs, node.inputs, strict=False)} | {row.wanted: node.output}
-    weights, channel = tensors["w"].shape, 1 if node.attrs["data_format"] == "NCX" else -1
-    if weights is None or not tensors["w"].is_known:
+    channel = 1 if node.attrs["data_format"] == "NCX" else -1
+    weights = tensors["w"].shape if tensors["w"].is_known else node.attrs.get("weights_shape")
+    if "shape" in tensors and not tensors["w"].is_known:
+        weights = None
+    if weights is None or len(weights) == MAX_NDIMS:
         return
     at = {"IOX": (0, 1), "OIX": (1, 0), "XOI": (-1, -2), "XIO": (-2, -1)}[form]  # the axes of y and of x channels
     expected = {"y": weights[at[0]], "x": weights[at[1]] * node.attrs["groups"]}
