@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import convgrad
+
+pytestmark = pytest.mark.usefixtures("all_by_reference")
 
 DTYPES = st.sampled_from(["float32", "float64"])
 

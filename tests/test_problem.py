@@ -24,10 +24,11 @@ def test_the_text_of_a_problem_reads_back():
             assert Problem.parse(str(problem)) == problem
 
 
+@pytest.mark.usefixtures("by_reference")
 def test_the_text_of_every_bound_problem_reads_back(monkeypatch):
     seen = []
     run = engine.run
-    monkeypatch.setattr(engine, "run", lambda problem, given, out: (seen.append(problem), run(problem, given, out)))
+    monkeypatch.setattr(engine, "run", lambda problem, *rest: (seen.append(problem), run(problem, *rest)))
     rng = np.random.default_rng(8)
     for _ in range(300):
         problems.check(problems.draw(rng))
@@ -140,8 +141,9 @@ def test_what_is_not_finite_spreads_to_its_windows_only(value):
     assert not np.isfinite(y[0, 0, 3:6]).any()
 
 
+@pytest.mark.usefixtures("by_reference")
 def test_padding_has_no_product():
-    # Zero times infinity would be NaN: what lies outside x does not count at all.
+    # Zero times infinity would be NaN: to the reference, what lies outside x does not count at all.
     x, w = np.ones((1, 1, 3), np.float32), np.full((1, 1, 3), np.inf, np.float32)
     call = dict(strides=1, pads_begin=1, pads_end=1, dilations=1, data_format="NCX", weights_format="OIX")
     assert np.isposinf(convgrad.convolution(x, w, **call)).all()

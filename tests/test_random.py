@@ -13,6 +13,7 @@ from convgrad.spec.table import OPS
 CHUNK = 100
 
 
+@pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("chunk", range(14))
 def test_apply(chunk):
     rng = np.random.default_rng([1, chunk])
@@ -20,6 +21,7 @@ def test_apply(chunk):
         problems.check(problems.draw(rng))
 
 
+@pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("chunk", range(3))
 def test_apply_with_many_channels(chunk):
     rng = np.random.default_rng([2, chunk])
@@ -27,11 +29,19 @@ def test_apply_with_many_channels(chunk):
         problems.check(problems.draw(rng, wide=True))
 
 
+@pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("chunk", range(3))
 def test_functions(chunk):
     rng = np.random.default_rng([3, chunk])
     for number in range(CHUNK):
         problems.check(problems.draw(rng), lambda *args, n=number, **kwargs: _by_function(n % 3, *args, **kwargs))
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_apply_by_the_engine_that_users_get(chunk):
+    rng = np.random.default_rng([5, chunk])
+    for number in range(CHUNK // 4):
+        problems.check(problems.draw(rng, wide=bool(number % 2)))
 
 
 def _by_function(named: int, kind: str, *inputs, **attributes):
@@ -65,6 +75,7 @@ def test_the_generator_reaches_every_kind_and_option():
     assert any(not case.expected.size for case in cases)
 
 
+@pytest.mark.usefixtures("by_reference")
 def test_a_wrong_result_fails_with_the_line_that_replays_it():
     case = next(c for c in map(problems.replay, range(100)) if c.expected.size and c.out is None)
 

@@ -12,7 +12,7 @@ import numpy as np
 from .dtypes import DTYPES, name_of
 from .errors import OutOfMemoryError
 from .spec.bind import Description
-from .spec.check import broken
+from .spec.check import broken, shown
 from .spec.table import DTYPES as DOCUMENTED
 from .spec.table import EXTENDED_DTYPES
 
@@ -58,7 +58,7 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
     except (TypeError, ValueError, OverflowError):
         array = np.asarray(None)
     if (array.dtype.kind not in "iu" and array.size) or array.ndim == 0:
-        raise broken("shape_values", name, repr(value) if array.ndim == 0 else array.dtype)
+        raise broken("shape_values", name, shown(value) if array.ndim == 0 else str(array.dtype))
     return tuple(int(v) for v in array.ravel())
 
 
@@ -83,15 +83,14 @@ def give_back(array: Array, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return array
     root = type(like).__module__.partition(".")[0]
-    library = sys.modules.get(root)
-    if root == "torch":
-        torch: Any = library
+    if _is_torch(like):
+        torch: Any = sys.modules["torch"]
         if array.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
     if root.startswith("jax"):
         return sys.modules["jax"].numpy.asarray(array)
-    namespace = like.__array_namespace__() if hasattr(like, "__array_namespace__") else library
+    namespace = like.__array_namespace__() if hasattr(like, "__array_namespace__") else sys.modules.get(root)
     if array.dtype != ml_dtypes.bfloat16 and hasattr(namespace, "from_dlpack"):
         return namespace.from_dlpack(array)  # type: ignore[union-attr]
     return array

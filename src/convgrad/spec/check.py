@@ -22,16 +22,25 @@ def breach(rule: Rule, argument: str, got: object = None, *, hint: str = "", **f
     """The error for a broken rule: what, rule, got, and what to do."""
     message = f"{argument} {rule.text.format(**facts)}"
     if got is not None:
-        message += f", got {got}"
+        message += f", got {got if isinstance(got, str) else shown(got)}"
     if hint:
         message += f"; {hint}"
     return SpecError(message, status=rule.status, rule=rule.name, argument=argument)
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it: not too long, and whatever its own code does."""
+    try:
+        text = repr(value)
+    except Exception:  # of somebody else's class, or an integer of more digits than Python prints
+        text = f"one of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def meant(word: object, known: Iterable[str]) -> str:
     """A hint at the name that a person may have meant."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(str(word).lower(), names, n=1)
+    close = difflib.get_close_matches(word.lower(), names, n=1) if isinstance(word, str) else []
     return f"did you mean {names[close[0]]!r}?" if close else ""
 
 
@@ -40,7 +49,7 @@ def lookup(kind: object) -> Op:
     op = OPS.get(kind) if isinstance(kind, str) else None
     if op is None:
         known = ", ".join(OPS)
-        raise broken("known_operation", repr(kind), hint=meant(kind, OPS) or f"there are {known}")
+        raise broken("known_operation", shown(kind), hint=meant(kind, OPS) or f"there are {known}")
     return op
 
 
@@ -103,7 +112,7 @@ def _exact(attr: Attr, value: Any, allow_empty: bool, strict: bool) -> Any:
         return _choice(attr, value, strict)
     if attr.type == "bool":
         if not isinstance(value, bool):
-            raise broken("attribute_type", attr.name, repr(value), expected="True or False")
+            raise broken("attribute_type", attr.name, shown(value), expected="True or False")
         return value
     if attr.type == "s64":
         return _at_least(attr, _whole(attr, value, "a whole number (s64)"), attr.minimum, value)
@@ -115,7 +124,7 @@ def _exact(attr: Attr, value: Any, allow_empty: bool, strict: bool) -> Any:
     elif attr.per == "axis":
         return _at_least(attr, _whole(attr, value, expected), attr.minimum, value)
     else:
-        raise broken("attribute_type", attr.name, repr(value), expected=expected)
+        raise broken("attribute_type", attr.name, shown(value), expected=expected)
     if len(numbers) == MAX_NDIMS and not any(numbers) and attr.default is not REQUIRED:
         return attr.default  # how oneDNN writes an unset list
     minimum = 0 if attr.per == "dimension" and allow_empty else attr.minimum
@@ -132,7 +141,7 @@ def _whole(attr: Attr, value: Any, expected: str, whole: Any = None) -> int:
         number = None
     if number is None or isinstance(value, bool) or number not in S64:
         got = value if whole is None else whole
-        raise broken("attribute_type", attr.name, repr(got), expected=expected) from None
+        raise broken("attribute_type", attr.name, shown(got), expected=expected) from None
     return number
 
 
@@ -147,12 +156,12 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
     """The canonical spelling of a string attribute."""
     expected = ", ".join(attr.choices)
     if not isinstance(value, str):
-        raise broken("attribute_type", attr.name, repr(value), expected=f"a string: {expected}")
+        raise broken("attribute_type", attr.name, shown(value), expected=f"a string: {expected}")
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value
     if found not in attr.choices:
         meanings = ", ".join(f"{choice}: {text}" for choice, text in attr.choices.items() if text)
         hint = meant(value, attr.choices) or meanings
-        raise broken("attribute_choice", attr.name, repr(value), hint=hint, expected=expected)
+        raise broken("attribute_choice", attr.name, shown(value), hint=hint, expected=expected)
     if strict and found in attr.beyond:
         raise broken("strict", f"{attr.name}={value!r}")
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import SpecError
-from .check import broken, lookup, meant
+from .check import broken, lookup, meant, shown
 from .table import OPS, Op
 
 
@@ -145,5 +145,6 @@ def find(kind: object) -> Meaning:
             return Meaning(name, DIALECTS[name].row, DIALECTS[name])
         hint = meant(kind, [*OPS, *DIALECTS])
         if hint:
-            raise broken("known_operation", repr(kind), hint=hint)
-    return Meaning(str(kind), lookup(kind))
+            raise broken("known_operation", shown(kind), hint=hint)
+    op = lookup(kind)
+    return Meaning(op.kind, op)
