@@ -477,3 +477,26 @@ def test_affinity_counts():
     text = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(threads.get_num_threads(), mark(2))"
     code, out, error, _ = script(text)
     assert (code, out) == (0, "1 [2, 2]\n"), error
+
+
+@linux
+def test_workers_keep_their_affinity():
+    text = """
+mask = os.sched_getaffinity(0)
+mark(2)
+worker = next(int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid())
+# The caller stays on one CPU; the worker leaves it when they meet there, and may still run on all.
+one = {min(mask)}
+os.sched_setaffinity(0, one)
+for _ in range(300):
+    assert mark(2) == [2, 2]
+assert os.sched_getaffinity(worker) == mask
+# A worker that may not leave stays and works.
+os.sched_setaffinity(worker, one)
+for _ in range(100):
+    assert mark(2) == [2, 2]
+assert os.sched_getaffinity(worker) == one
+print("good")
+"""
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "good\n"), error

@@ -404,13 +404,13 @@ begin:
   %mode = call i64 @get_mode()
   %mode.p = getelementptr i8, ptr @control, i64 $mode
   store i64 %mode, ptr %mode.p
-  ; With more threads than CPUs, the one that is waited for may need the CPU of the one that waits.
+  ; With more threads than CPUs, the one that is waited for may need the CPU of the one that waits: little spinning.
   %cpus.p = getelementptr i8, ptr @control, i64 $cpus
   %cpus = load i64, ptr %cpus.p
   %crowd = icmp sgt i64 %n, %cpus
   %patient.p = getelementptr i8, ptr @control, i64 $patient
   %patient = load i32, ptr %patient.p
-  %patience = select i1 %crowd, i32 512, i32 %patient
+  %patience = select i1 %crowd, i32 256, i32 %patient
   %patience.p = getelementptr i8, ptr @control, i64 $patience
   store i32 %patience, ptr %patience.p
   %pending = getelementptr i8, ptr @control, i64 $pending
