@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from .boxes import pack, size_of, unpack, zero
 from .ir import Function, Module, Value
 from .numbers import LINE, Numbers, transpose
@@ -9,6 +11,7 @@ from .plan import Gather, entry_steps
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
+PHASE = 14  # numbers of a phase in its table: first tap, taps, and per axis residue, start and stop
 
 
 class Layout:
@@ -32,17 +35,15 @@ def write(plan: Gather) -> str:
     given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
     result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
     clear = zero(m, given)
-    tap_entries = m.table("tap_entries", [e * (1 if plan.in_place else plan.pitch) for _, e in plan.taps])
-    tap_weights = m.table("tap_weights", [w for w, _ in plan.taps])
-    phase_first = m.table("phase_first", [first for first, _, _ in plan.phases])
-    phase_taps = m.table("phase_taps", [count for _, count, _ in plan.phases])
-    phase_residue = m.table("phase_residue", [r for _, _, residue in plan.phases for r in residue])
+    meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
+    tap_weights = m.table("tap_weights", plan.taps)
+    phases = m.table("phases", [n for p in plan.phases for n in (p.first, p.count, *p.residues, *p.starts, *p.stops)])
     pack_weights = _pack_weights(m, plan, given, tap_weights)
     pack_box = None
     if not plan.in_place:
         pack_box = pack(m, "pack", given, plan.packs, plan.in_channel[1], plan.pitch, clear)
-    tabulate = _tabulate(m, plan, phase_residue)
-    work = _tile(m, plan, result, tap_entries)
+    tabulate = _tabulate(m, plan, phases)
+    work = _tile(m, plan, result)
     region = [w.box * w.phi for w in plan.walks]
     finish = None
     if plan.staged:
@@ -71,8 +72,7 @@ def write(plan: Gather) -> str:
         group = where[0]
         start = [f.mul(b, w.box) for b, w in zip(where[1:], walks, strict=True)]
         tables = at[".table"]
-        with f.loop(0, len(plan.phases)) as phase:
-            f.call(tabulate, f.at(tables, f.mul(phase, 2 * plan.pixels), "i64"), phase, *start)
+        f.call(tabulate, tables, *start)
         share = -(-plan.blocks // plan.block_groups)
         first_block = f.mul(part, share)
         last_block = f.min(f.add(first_block, share), plan.blocks)
@@ -104,20 +104,16 @@ def write(plan: Gather) -> str:
                 if plan.share is not None:
                     lane_input = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
                 with f.loop(0, len(plan.phases)) as phase:
-                    table = f.at(tables, f.mul(phase, 2 * plan.pixels), "i64")
-                    pixels = (
-                        f.load(f.at(tables, 2 * plan.pixels * len(plan.phases), "i64"), "i64", 8)
-                        if len(plan.phases) == 1
-                        else _pixel_count(f, plan, phase_residue, phase, start)
-                    )
-                    first = f.load(f.at(phase_first, phase, "i64"), "i64", 8)
-                    taps = f.load(f.at(phase_taps, phase, "i64"), "i64", 8)
-                    weights = f.at(at["weights"], f.add(panel, f.mul(f.mul(first, count), plan.block)), plan.sum)
-                    entries = f.at(tap_entries, first, "i64")
-                    with f.loop(0, pixels, plan.rows) as pixel:
-                        here = f.at(table, pixel, "i64")
-                        there = f.at(table, f.add(pixel, plan.pixels), "i64")
-                        f.call(work, lane_input, weights, entries, taps, count, here, there, place, bias, chunk, lanes)
+                    range_ = f.at(tables, f.add(f.mul(phase, 2), 2 * plan.pixels), "i64")
+                    first_pixel, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(2))
+                    row = f.at(phases, f.mul(phase, PHASE), "i64")
+                    first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
+                    mine = f.at(meetings, f.mul(first, 2), "i64")
+                    weights = f.at(at["weights"], panel, plan.sum)
+                    with f.loop(first_pixel, last_pixel, plan.rows) as pixel:
+                        here = f.at(tables, pixel, "i64")
+                        there = f.at(tables, f.add(pixel, plan.pixels), "i64")
+                        f.call(work, lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
                 if finish is not None:
                     done = f.test("eq", chunk, plan.chunks - 1)
                     with f.when(done):
@@ -138,88 +134,77 @@ def _volume(region: list[int]) -> int:
     return total
 
 
-def _counts(f: Function, plan: Gather, residue: list[Value], start: list[Value]) -> list[Value]:
-    """How many positions of a box exist along each axis, in a phase: q*phi + residue < out."""
-    counts = []
-    for w, r, s in zip(plan.walks, residue, start, strict=True):
-        there = f.div(f.max(f.add(f.sub(w.out, r), w.phi - 1), 0), w.phi)
-        counts.append(f.max(f.min(f.sub(there, s), w.box), 0))
-    return counts
+def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
+    """A function that lists the pixels of a box, phase by phase: (table, start of each axis).
 
-
-def _residue(f: Function, table: str, phase: Value) -> list[Value]:
-    return [f.load(f.at(table, f.add(f.mul(phase, 4), i), "i64"), "i64", 8) for i in range(4)]
-
-
-def _pixel_count(f: Function, plan: Gather, table: str, phase: Value, start: list[Value]) -> Value:
-    counts = _counts(f, plan, _residue(f, table, phase), start)
-    total: Value = 1
-    for count in counts:
-        total = f.mul(total, count) if not (isinstance(total, int) and total == 1) else count
-    return total
-
-
-def _tabulate(m: Module, plan: Gather, residues: str) -> Function:
-    """A function that lists a box's pixels of one phase: (table, phase, start of each axis).
-
-    First where each reads in the band, then where it writes. What is left of the last tile repeats the last pixel:
-    it computes and writes the same values again.
+    First where each reads in the band, then where it writes, then the range of pixels of each phase. What is left of a
+    phase's last tile repeats its last pixel: it computes and writes the same values again.
     """
-    f = m.function("tabulate", ["p:table", "i:phase", "i:s0", "i:s1", "i:s2", "i:s3"])
-    table, phase, *start = f.args
-    residue = _residue(f, residues, phase)
-    counts = _counts(f, plan, residue, list(start))
+    f = m.function("tabulate", ["p:table", "i:s0", "i:s1", "i:s2", "i:s3"])
+    table, *start = f.args
     if plan.in_place:
         read = [w.stride_in_band * p.stride for w, p in zip(plan.walks, plan.packs, strict=True)]
     else:
         steps = entry_steps(plan.packs)
         read = [w.stride_in_band * s * plan.pitch for w, s in zip(plan.walks, steps, strict=True)]
+    write = [w.out_step for w in plan.walks]
+    origin: Value = 0
     if plan.staged:
         write = [plan.block] * 4
         for i in (2, 1, 0):
             write[i] = write[i + 1] * plan.walks[i + 1].box * plan.walks[i + 1].phi
-        first: Value = 0
-        for step, r in zip(write, residue, strict=True):
-            first = f.add(first, f.mul(r, step))
     else:
-        write = [w.out_step for w in plan.walks]
-        first = 0
-        for w, r, s in zip(plan.walks, residue, start, strict=True):
-            first = f.add(first, f.mul(f.add(f.mul(s, w.phi), r), w.out_step))
+        for walk, s in zip(plan.walks, start, strict=True):
+            origin = f.add(origin, f.mul(f.mul(s, walk.phi), walk.out_step))
     position = f.variable("i64", 0)
-    with f.loop(0, counts[0]) as q0, f.loop(0, counts[1]) as q1, f.loop(0, counts[2]) as q2, f.loop(0, counts[3]) as q3:
-        index = f.get(position, "i64")
-        reading: Value = 0
-        writing: Value = first
-        for q, from_, to, w in zip((q0, q1, q2, q3), read, write, plan.walks, strict=True):
-            reading = f.add(reading, f.mul(q, from_))
-            writing = f.add(writing, f.mul(q, to * w.phi))
-        f.store(reading, f.at(table, index, "i64"), "i64", 8)
-        f.store(writing, f.at(table, f.add(index, plan.pixels), "i64"), "i64", 8)
-        f.set(position, "i64", f.add(index, 1))
-    total = f.get(position, "i64")
-    if len(plan.phases) == 1:
-        f.store(total, f.at(table, 2 * plan.pixels, "i64"), "i64", 8)
-    with f.when(f.test("sgt", total, 0)):
-        rounded = f.mul(f.div(f.add(total, plan.rows - 1), plan.rows), plan.rows)
-        last = f.sub(total, 1)
-        a = f.load(f.at(table, last, "i64"), "i64", 8)
-        b = f.load(f.at(table, f.add(last, plan.pixels), "i64"), "i64", 8)
-        with f.loop(total, rounded) as i:
-            f.store(a, f.at(table, i, "i64"), "i64", 8)
-            f.store(b, f.at(table, f.add(i, plan.pixels), "i64"), "i64", 8)
+    with f.loop(0, len(plan.phases)) as phase:
+        row = f.at(phases, f.add(f.mul(phase, PHASE), 2), "i64")
+        residues, starts, stops = (
+            [f.load(f.at(row, 4 * part + axis, "i64"), "i64", 8) for axis in range(4)] for part in range(3)
+        )
+        first = origin
+        low: list[Value] = []
+        high: list[Value] = []
+        for axis, walk in enumerate(plan.walks):
+            first = f.add(first, f.mul(residues[axis], write[axis]))
+            low.append(f.max(f.sub(starts[axis], start[axis]), 0))
+            high.append(f.min(f.sub(stops[axis], start[axis]), walk.box))
+        begin = f.get(position, "i64")
+        with ExitStack() as stack:
+            reading: Value = 0
+            writing: Value = first
+            for axis, walk in enumerate(plan.walks):
+                q = stack.enter_context(f.loop(low[axis], high[axis]))
+                reading = f.add(reading, f.mul(q, read[axis]))
+                writing = f.add(writing, f.mul(q, write[axis] * walk.phi))
+            index = f.get(position, "i64")
+            f.store(reading, f.at(table, index, "i64"), "i64", 8)
+            f.store(writing, f.at(table, f.add(index, plan.pixels), "i64"), "i64", 8)
+            f.set(position, "i64", f.add(index, 1))
+        total = f.get(position, "i64")
+        count = f.sub(total, begin)
+        end = f.add(begin, f.mul(f.div(f.add(count, plan.rows - 1), plan.rows), plan.rows))
+        range_ = f.at(table, f.add(f.mul(phase, 2), 2 * plan.pixels), "i64")
+        f.store(begin, range_, "i64", 8)
+        f.store(end, f.at(range_, 1, "i64"), "i64", 8)
+        with f.loop(total, end) as spare:
+            last = f.sub(total, 1)
+            for part in (0, plan.pixels):
+                value = f.load(f.at(table, f.add(last, part), "i64"), "i64", 8)
+                f.store(value, f.at(table, f.add(spare, part), "i64"), "i64", 8)
+        f.set(position, "i64", end)
     return f
 
 
-def _tile(m: Module, plan: Gather, out: Numbers, tap_entries: str) -> Function:
+def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
     """A function that computes one tile of pixels and channels.
 
-    (band, weights, entries of the taps, taps, channels, reads, writes, place of the results, bias, chunk, lanes).
+    (band, weights, taps that are met, how many, channels, reads, writes, place of the results, bias, chunk, lanes).
     Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
     """
-    names = ["p:band", "p:weights", "p:entries", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
+    names = ["p:band", "p:weights", "p:meetings", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
     f = m.function("tile", [*names, "i:chunk", "i:lanes"])
-    band, weights, entries, taps, channels, reads, writes, place, bias, chunk, lanes = f.args
+    band, weights, meetings, taps, channels, reads, writes, place, bias, chunk, lanes = f.args
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
@@ -250,13 +235,14 @@ def _tile(m: Module, plan: Gather, out: Numbers, tap_entries: str) -> Function:
         f.join(branch)
     width = plan.block
     with f.loop(0, taps) as tap:
-        entry = f.load(f.at(entries, tap, "i64"), "i64", 8)
+        meeting = f.at(meetings, f.mul(tap, 2), "i64")
+        number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
         here = moved(f, rows, entry, plan.sum)
         if plan.share is not None:
             inputs, outputs = plan.share
-            tile.picked(here, f.at(weights, f.mul(tap, inputs * width), plan.sum), align, inputs, outputs)
+            tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
         else:
-            panel = f.at(weights, f.mul(f.mul(tap, channels), width), plan.sum)
+            panel = f.at(weights, f.mul(f.mul(number, channels), width), plan.sum)
             step = plan.in_channel[1] if plan.in_place and plan.cin > 1 else 1
             with f.loop(0, channels) as c:
                 tile.broadcast(moved(f, here, f.mul(c, step), plan.sum), f.at(panel, f.mul(c, width), plan.sum), align)

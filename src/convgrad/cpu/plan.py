@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, prod
 
 from ..dtypes import DTYPES
@@ -117,6 +117,27 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Positions q of an axis, of one residue, that meet the same taps: start <= q < stop."""
+
+    residue: int
+    start: int
+    stop: int
+    taps: tuple[tuple[int, int], ...]  # (k, entry in the band)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Positions that share their taps on every axis. `first` and `count` pick their taps from the plan's list."""
+
+    first: int
+    count: int
+    residues: Ints
+    starts: Ints
+    stops: Ints
+
+
+@dataclass(frozen=True)
 class Walk:
     """One axis of a gather: how the output walks over the input."""
 
@@ -127,7 +148,7 @@ class Walk:
     box: int  # positions q that one task covers
     low: int  # coordinate of the band's first entry, for q = 0
     stride_in_band: int  # entries between the inputs of neighbouring q
-    residues: tuple[tuple[tuple[int, int], ...], ...]  # per phase of this axis: its taps as (k, entry in the band)
+    stretches: tuple[Stretch, ...]
 
     @property
     def boxes(self) -> int:
@@ -159,8 +180,9 @@ class Gather:
     in_channel: Ints  # strides of (group, channel)
     out_channel: Ints
     w_strides: Ints  # strides of (group, out, in)
-    taps: tuple[tuple[int, int], ...]  # in phase order: (offset in w, entry in the band)
-    phases: tuple[tuple[int, int, Ints], ...]  # (first tap, taps, residue per axis)
+    taps: Ints  # offset in w of each kernel element
+    meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
+    phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
     bias: int | None
     accumulate: bool
@@ -185,8 +207,8 @@ class Gather:
 
     @property
     def pixels(self) -> int:
-        """Positions of a box, of one phase, rounded up to whole tiles."""
-        return up(prod(w.box for w in self.walks), self.rows)
+        """Room for the positions of a box, those of each phase rounded up to whole tiles."""
+        return prod(w.box * w.phi for w in self.walks) + self.rows * len(self.phases)
 
     @property
     def boxes(self) -> int:
@@ -211,13 +233,13 @@ class Gather:
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         region = prod(w.box * w.phi for w in self.walks) + self.lanes
         stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
-        table = 2 * self.pixels * len(self.phases) * (8 // DTYPES[self._sum_dtype].size)
+        table = 2 * (self.pixels + len(self.phases)) * (8 // DTYPES[self._sum_dtype].size)
         return {
             "weights": up(self.groups * self.blocks * self.panel, line),
             "bias": up(self.groups * self.blocks * self.block, line),
             ".band": up(band, line),
             ".stage": up(stage, line),
-            ".table": up(table + 8, line),
+            ".table": up(table, line),
         }
 
     @property
@@ -262,7 +284,9 @@ class Reduce:
     x_channel: Ints
     y_channel: Ints
     w_strides: Ints  # strides of (group, row, lane)
-    taps: tuple[tuple[int, int], ...]  # (offset in w, elements into the band of x)
+    taps: Ints  # offset in w of each kernel element
+    entries: Ints  # elements into the band of x, of each
+    reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
     slices: int  # the sum over boxes is cut into so many parts, added in order
     accumulate: bool
     half: bool
@@ -403,7 +427,11 @@ def _printed(plan: Gather | Reduce) -> str:
         f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads (elements: {', '.join(buffers)})",
     ]
     lines += [f"- {reason}" for reason in plan.why]
-    shown = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in ("why", "taps", "phases", "axes")}
+    shown = {
+        f.name: getattr(plan, f.name)
+        for f in fields(plan)
+        if f.name not in ("why", "taps", "meetings", "phases", "walks", "entries", "reach")
+    }
     lines += [f"  {k} = {v}" for k, v in shown.items()]
     return "\n".join(lines)
 
@@ -488,14 +516,16 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         staged = out_channel[1] != 1
 
     box = _gather_box(shape.axes, forward, target, threads * 3, band_pitch * sum_dtype.itemsize, rows, groups)
-    walks = _walks(shape.axes, forward, box)
-    packs = tuple(_packed(a, w, forward) for a, w in zip(shape.axes, walks, strict=True))
-    if in_place:
-        walks, packs = _unpacked(shape.axes, walks, forward)
+    rows, split = _best_split(shape.axes, forward, box, rows, share[0] if share else cin, in_place, target)
+    if any(split):
+        why.append("pixels at the border leave out the taps that meet only padding")
+    walks = _walks(shape.axes, forward, box, split, in_place)
+    packs = tuple(_packed(a, w, forward, in_place) for a, w in zip(shape.axes, walks, strict=True))
     band = prod(q.extent for q in packs) * band_pitch * sum_dtype.itemsize
     if not in_place and band > max(64 << 20, 4 * p.bytes):
         return Declined(f"a band of {band >> 20} MiB for one box of pixels")
-    phases, tap_list = _phases(shape.axes, walks, packs, in_place, forward)
+    step = [q.stride for q in packs] if in_place else [e * band_pitch for e in entry_steps(packs)]
+    phases, meetings = _phases(shape.axes, walks, step)
     boxes = prod(w.boxes for w in walks)
     blocks = ceil(out_total / block)
     tasks = groups * boxes
@@ -504,10 +534,55 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
         lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
         share=share, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place, staged=staged,
-        pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides, taps=tap_list,
-        phases=phases, block_groups=block_groups, bias=p.bias_stride, accumulate=p.accumulate, half=_half(target),
-        threads=threads, why=tuple(why),
+        pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
+        taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, bias=p.bias_stride,
+        accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _tap_offsets(axes: tuple[Axis, ...]) -> Ints:
+    """Where each kernel element lies in w."""
+    return tuple(
+        sum(k * a.w_step for k, a in zip(ks, axes, strict=True)) for ks in product(*(range(a.k) for a in axes))
+    )
+
+
+def _best_split(
+    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, channels: int, in_place: bool, target: Target
+) -> tuple[int, tuple[bool, ...]]:
+    """How many rows a tile has, and on which axes border pixels are kept apart: what takes the fewest steps.
+
+    A border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+    """
+    none = (False,) * len(axes)
+    candidates = [rows] if target.tile else list(range(rows, max(rows - 3, 0), -1))
+    splits = [none]
+    if not in_place:
+        split_axes = [i for i, a in enumerate(axes) if a.k > 1 and a.k <= 9]
+        splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
+        splits += [tuple(i in split_axes for i in range(len(axes)))] if len(split_axes) > 1 else []
+
+    def steps(split: tuple[bool, ...], height: int) -> float:
+        # Per axis, the kinds of boxes with how often they come; per kind, (positions, taps) of each stretch.
+        kinds: list[dict[tuple[tuple[int, int], ...], int]] = []
+        for w in _walks(axes, forward, box, split, in_place):
+            seen: dict[tuple[tuple[int, int], ...], int] = {}
+            for b in range(min(w.boxes, 64)):
+                low, high = b * w.box, (b + 1) * w.box
+                there = tuple((max(0, min(t.stop, high) - max(t.start, low)), len(t.taps)) for t in w.stretches)
+                seen[there] = seen.get(there, 0) + 1
+            kinds.append(seen)
+        total = 0.0
+        for combo in product(*(k.items() for k in kinds)):
+            times = prod(often for _, often in combo)
+            for parts in product(*(there for there, _ in combo)):
+                tiles = ceil(prod(n for n, _ in parts) / height)
+                total += times * tiles * (prod(t for _, t in parts) * channels + 16) * height
+        return total * (1 + 0.03 * (rows - height))
+
+    if prod(a.stride for a in axes) > 64 and not forward:
+        return rows, none
+    return min(product(candidates, splits), key=lambda c: steps(c[1], c[0]))
 
 
 def _inside(forward: bool) -> Callable[[Axis], bool]:
@@ -571,72 +646,71 @@ def _gather_box(
     return box
 
 
-def _walks(axes: tuple[Axis, ...], forward: bool, box: Sequence[int]) -> tuple[Walk, ...]:
-    """How the output walks over the input, for boxes of a size."""
+def _walks(
+    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], split: Sequence[bool], in_place: bool
+) -> tuple[Walk, ...]:
+    """How the output walks over the input, for boxes of a size. In place, entries are coordinates."""
     walks = []
-    for i, a in enumerate(axes):
+    for a, size, apart in zip(axes, box, split, strict=True):
         offsets = _offsets(a, forward)
         phi, sigma = (1, a.stride) if forward else (a.stride, 1)
-        together = (box[i] - 1) * sigma + max(offsets) - min(offsets) + 1
-        separate = box[i] * a.k < together
-        distinct = sorted(set(offsets))
         low = min(offsets)
-        entry = {o: distinct.index(o) * box[i] if separate else o - low for o in offsets}
-        residues: list[list[tuple[int, int]]] = [[] for _ in range(phi)]
-        for k, o in enumerate(offsets):
-            at = 0 if forward else (k * a.dilation - a.pad) % a.stride
-            residues[at].append((k, entry[o]))
-        size, step = (a.y, a.y_step) if forward else (a.x, a.x_step)
-        band = (0, 1) if separate else (low, sigma)
-        walks.append(Walk(size, phi, sigma, step, box[i], *band, tuple(map(tuple, residues))))
+        separate = not in_place and _separate(a, size, sigma, offsets)
+        distinct = sorted(set(offsets))
+        if in_place:
+            entry = {o: o for o in offsets}
+        else:
+            entry = {o: distinct.index(o) * size if separate else o - low for o in offsets}
+        out, inner = (a.y, a.x) if forward else (a.x, a.y)
+        step = a.y_step if forward else a.x_step
+        stretches: list[Stretch] = []
+        for residue in range(phi):
+            taps = [(k, o) for k, o in enumerate(offsets) if forward or (k * a.dilation - a.pad) % a.stride == residue]
+            count = max(0, ceil((out - residue) / phi))
+            # A tap is met where 0 <= q*sigma + o < inner.
+            met = {k: (max(0, -(o // sigma)), min(count, -((o - inner) // sigma))) for k, o in taps}
+            cuts = sorted({0, count, *(min(max(c, 0), count) for ends in met.values() for c in ends if apart)})
+            for start, stop in pairwise(cuts):
+                here = [(k, entry[o]) for k, o in taps if not apart or (met[k][0] <= start and stop <= met[k][1])]
+                stretches.append(Stretch(residue, start, stop, tuple(here)))
+        band = (0, sigma) if in_place else (0, 1) if separate else (low, sigma)
+        walks.append(Walk(out, phi, sigma, step, size, *band, tuple(stretches)))
     return tuple(walks)
 
 
-def _packed(a: Axis, w: Walk, forward: bool) -> Packed:
+def _separate(a: Axis, box: int, sigma: int, offsets: list[int]) -> bool:
+    """Whether a band holds one run per tap because the span that the taps cover is mostly not read."""
+    return box * a.k < (box - 1) * sigma + max(offsets) - min(offsets) + 1
+
+
+def _packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
     """How the input of an axis is copied for a box."""
     size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
     offsets = _offsets(a, forward)
-    together = (w.box - 1) * w.sigma + max(offsets) - min(offsets) + 1
-    if w.box * a.k < together:
+    if in_place:
+        return Packed(size, stride, 1)
+    if _separate(a, w.box, w.sigma, offsets):
         return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(offsets))))
-    return Packed(size, stride, together)
-
-
-def _unpacked(
-    axes: tuple[Axis, ...], walks: tuple[Walk, ...], forward: bool
-) -> tuple[tuple[Walk, ...], tuple[Packed, ...]]:
-    """Walks and packs for an input that is read where it lies: entries are coordinates."""
-    packs, changed = [], []
-    for a, w in zip(axes, walks, strict=True):
-        offsets = _offsets(a, forward)
-        residues: list[list[tuple[int, int]]] = [[] for _ in range(w.phi)]
-        for k, o in enumerate(offsets):
-            residues[0 if forward else (k * a.dilation - a.pad) % a.stride].append((k, o))
-        changed.append(replace(w, low=0, stride_in_band=w.sigma, residues=tuple(map(tuple, residues))))
-        size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
-        packs.append(Packed(size, stride, 1))
-    return tuple(changed), tuple(packs)
+    return Packed(size, stride, (w.box - 1) * w.sigma + max(offsets) - min(offsets) + 1)
 
 
 def _phases(
-    axes: tuple[Axis, ...], walks: tuple[Walk, ...], packs: tuple[Packed, ...], in_place: bool, forward: bool
-) -> tuple[tuple[tuple[int, int, Ints], ...], tuple[tuple[int, int], ...]]:
-    """The phases of the output and, in their order, the taps each of them meets.
-
-    A tap's entry in the band is in pixels; in place it is already in elements.
-    """
-    step = [p.stride for p in packs] if in_place else entry_steps(packs)
-    phases: list[tuple[int, int, Ints]] = []
-    taps: list[tuple[int, int]] = []
-    for residue in product(*(range(w.phi) for w in walks)):
+    axes: tuple[Axis, ...], walks: tuple[Walk, ...], step: Sequence[int]
+) -> tuple[tuple[Phase, ...], tuple[tuple[int, int], ...]]:
+    """The phases of the output and, in their order, the taps each meets: (which tap, elements into the band)."""
+    phases: list[Phase] = []
+    meetings: list[tuple[int, int]] = []
+    for combo in product(*(w.stretches for w in walks)):
         mine = []
-        for combo in product(*(w.residues[r] for w, r in zip(walks, residue, strict=True))):
-            weight = sum(k * a.w_step for (k, _), a in zip(combo, axes, strict=True))
-            entry = sum(e * s for (_, e), s in zip(combo, step, strict=True))
-            mine.append((weight, entry))
-        phases.append((len(taps), len(mine), residue))
-        taps += mine
-    return tuple(phases), tuple(taps)
+        for taps in product(*(s.taps for s in combo)):
+            number = 0
+            for (k, _), a in zip(taps, axes, strict=True):
+                number = number * a.k + k
+            mine.append((number, sum(e * s for (_, e), s in zip(taps, step, strict=True))))
+        ends = zip(*((s.residue, s.start, s.stop) for s in combo), strict=True)
+        phases.append(Phase(len(meetings), len(mine), *(tuple(e) for e in ends)))
+        meetings += mine
+    return tuple(phases), tuple(meetings)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:
@@ -687,7 +761,6 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         why.append(f"{row_side} is read in place: no padding, channels innermost, no conversion")
 
     box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
-    walks = _walks(shape.axes, True, box)
     boxes = prod(ceil(a.y / b) for a, b in zip(shape.axes, box, strict=True))
 
     # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
@@ -724,12 +797,9 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")
     y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, box, strict=True))
     x_in_place = in_place and row_side == "x"
-    if x_in_place:
-        walks, x_packs = _unpacked(shape.axes, walks, True)
-        x_steps = [a.x_step for a in shape.axes]
-    else:
-        x_packs = tuple(_packed(a, w, True) for a, w in zip(shape.axes, walks, strict=True))
-        x_steps = [s * x_pitch for s in entry_steps(x_packs)]
+    walks = _walks(shape.axes, True, box, (False,) * AXES, x_in_place)
+    x_packs = tuple(_packed(a, w, True, x_in_place) for a, w in zip(shape.axes, walks, strict=True))
+    x_steps = [a.x_step for a in shape.axes] if x_in_place else [s * x_pitch for s in entry_steps(x_packs)]
     if in_place and row_side == "y":
         y_steps = [a.y_step for a in shape.axes]
     else:
@@ -737,12 +807,13 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     band = prod(q.extent for q in x_packs) * x_pitch * item
     if band > max(64 << 20, 4 * p.bytes):
         return Declined(f"a band of {band >> 20} MiB for one box of pixels")
-    tap_list = [
-        (
-            sum(k * a.w_step for (k, _), a in zip(combo, shape.axes, strict=True)),
-            sum(e * s for (_, e), s in zip(combo, x_steps, strict=True)),
+    _, meetings = _phases(shape.axes, walks, x_steps)
+    reach = [
+        tuple(
+            (max(0, -(o // a.stride)), min(a.y, -((o - a.x) // a.stride)))
+            for a, o in zip(shape.axes, each, strict=True)
         )
-        for combo in product(*(w.residues[0] for w in walks))
+        for each in product(*(_offsets(a, True) for a in shape.axes))
     ]
     return Reduce(
         dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
@@ -751,8 +822,9 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         x_sigma=tuple(w.sigma for w in walks),
         x_walk=tuple(w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)), y_packs=y_packs,
         y_walk=tuple(y_steps), in_place=in_place, row_part=row_part, lane_part=lane_part, x_channel=x_channel,
-        y_channel=y_channel, w_strides=w_strides, taps=tuple(tap_list), slices=slices, accumulate=p.accumulate,
-        half=_half(target), threads=threads, why=tuple(why),
+        y_channel=y_channel, w_strides=w_strides,
+        taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach), slices=slices,
+        accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
 
 

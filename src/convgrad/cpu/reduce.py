@@ -23,8 +23,9 @@ def write(plan: Reduce) -> str:
     packed_y = not (plan.in_place and plan.row_side == "y")
     pack_x = pack(m, "pack_x", given, plan.x_packs, plan.x_channel[1], plan.x_pitch, clear) if packed_x else None
     pack_y = pack(m, "pack_y", given, plan.y_packs, plan.y_channel[1], plan.y_pitch, clear) if packed_y else None
-    tap_entries = m.table("tap_entries", [e for _, e in plan.taps])
-    tap_weights = m.table("tap_weights", [w for w, _ in plan.taps])
+    tap_entries = m.table("tap_entries", plan.entries)
+    tap_weights = m.table("tap_weights", plan.taps)
+    reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
     work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan)
     finish = _finish(m, plan, result, tap_weights)
 
@@ -70,12 +71,11 @@ def write(plan: Reduce) -> str:
                             entry = f.load(f.at(tap_entries, tap, "i64"), "i64", 8)
                             index = f.add(f.mul(f.add(f.mul(local, plan.tiles), t), len(plan.taps)), tap)
                             sums = f.at(slab, f.mul(index, plan.rows * plan.block), plan.sum)
-                            a, b = (
-                                (f.at(rows, f.add(channel, entry), plan.sum), lanes)
-                                if plan.row_side == "x"
-                                else (f.at(rows, channel, plan.sum), f.at(lanes, entry, plan.sum))
-                            )
-                            f.call(work, a, b, sums, begin, *counts)
+                            x_part, y_part, inside = _inside(f, plan, reach, tap, start, counts)
+                            x_part = f.add(x_part, entry)
+                            a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
+                            row_base = f.at(rows, f.add(channel, a), plan.sum)
+                            f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside)
         if plan.slices == 1:
             f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
@@ -93,6 +93,26 @@ def write(plan: Reduce) -> str:
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
             f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     return str(m)
+
+
+def _inside(
+    f: Function, plan: Reduce, reach: str, tap: Value, start: list[Value], counts: list[Value]
+) -> tuple[Value, Value, list[Value]]:
+    """The part of a box that a tap meets inside x: elements into the bands of x and y, and its counts."""
+    x_part: Value = 0
+    y_part: Value = 0
+    inside: list[Value] = []
+    for axis, count in enumerate(counts):
+        if all(ends[axis] == (0, plan.sizes_y[axis]) for ends in plan.reach):
+            inside.append(count)
+            continue
+        at = f.at(reach, f.add(f.mul(tap, 8), 2 * axis), "i64")
+        low, high = (f.sub(f.load(f.at(at, i, "i64"), "i64", 8), start[axis]) for i in range(2))
+        low = f.max(low, 0)
+        inside.append(f.sub(f.min(high, count), low))
+        x_part = f.add(x_part, f.mul(low, plan.x_walk[axis]))
+        y_part = f.add(y_part, f.mul(low, plan.y_walk[axis]))
+    return x_part, y_part, inside
 
 
 def _place(f: Function, plan: Reduce, unit: Value) -> tuple[Value, Value, Value, Value]:
@@ -156,7 +176,7 @@ def _pixels(
     with ExitStack() as stack:
         now = list(pointers)
         for axis in range(4):
-            if plan.box[axis] > 1:
+            if plan.box[axis] > 1 or any(ends[axis] != (0, 1) for ends in plan.reach):
                 i = stack.enter_context(f.loop(0, counts[axis]))
                 now = [f.at(p, f.mul(i, step[axis]), plan.sum) for p, step in zip(now, steps, strict=True)]
         yield now
