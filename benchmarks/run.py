@@ -28,7 +28,6 @@ from layers import DENSE, GROUPS, LAYERS, Layer
 
 import convgrad
 from convgrad import reference, timing
-from convgrad.cpu import threads
 from convgrad.dtypes import DTYPES, name_of
 from convgrad.peers import onednn
 from convgrad.peers import torch as pytorch
@@ -227,7 +226,7 @@ def run(
 
 
 def set_threads(count: int, peers: Sequence[str]) -> None:
-    threads.set_num_threads(count)
+    convgrad.set_num_threads(count)
     for peer in peers:
         PEERS[peer].set_threads(count)
 

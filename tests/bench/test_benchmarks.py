@@ -30,9 +30,9 @@ def tiny(monkeypatch):
     monkeypatch.setattr(run, "LAYERS", (TINY, T_TINY))
     machine = timing.Machine("a", 1, {"f32": 1e11, "f64": 5e10}, {"f32": 1e11, "f64": 5e10}, None, {1: 1e10})
     monkeypatch.setattr(timing, "measure_machine", lambda threads: machine)
-    before = run.threads.get_num_threads()
+    before = convgrad.get_num_threads()
     yield ["--threads", "1", "--budget", "0.02"]
-    run.threads.set_num_threads(before)
+    convgrad.set_num_threads(before)
 
 
 def names(found):
