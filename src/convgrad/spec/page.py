@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from .dialects import DIALECTS, Dialect
@@ -20,7 +21,7 @@ from .table import (
     Op,
 )
 
-_ORIGINS = {"onednn": "", "document": "documents", "extension": "convgrad"}
+_ORIGINS = {"onednn": "", "document": "documents"}
 
 _ROLES = {
     "y": "out[n, c, o] = Σ x[n, c', o * strides + k * dilations - pads_begin] · w[c, c', k]",
@@ -52,8 +53,8 @@ Lists have one value per spatial axis (one axis for 1D, two for 2D, three for 3D
 `span` below is `(kernel - 1) * dilations + 1`, what a kernel covers. Channels are divided into `groups` blocks, and
 block `j` of one tensor meets only block `j` of the other.
 
-All operations take the [extensions](#extensions) too. The last column of an attribute says who knows it, where that is not oneDNN itself: *documents* (the documents have it,
-oneDNN's code refuses it, and so does a strict graph), *convgrad* (an extension).
+All operations take the [extensions](#extensions) too. The last column of an attribute says who knows it, where that is
+not oneDNN itself: *documents* (the documents have it, oneDNN's code refuses it, and so does a strict graph).
 """
 
 _PADDING = """\
@@ -193,7 +194,7 @@ def _values(attr: Attr) -> str:
     if attr.name == "auto_pad":
         return text + ": " + ", ".join(f"`{c}`" for c in attr.choices) + " (see [Padding](#padding))"
     if attr.choices:
-        strict = {c: " (a strict graph refuses it)" for c in attr.beyond}
+        strict = dict.fromkeys(attr.beyond, " (a strict graph refuses it)")
         text += ": " + "; ".join(f"`{c}` {t}".strip() + strict.get(c, "") for c, t in attr.choices.items())
     return text
 
@@ -260,4 +261,4 @@ def _rules() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.buffer.write(page().encode("utf-8"))  # whatever the encoding of the terminal
