@@ -7,18 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .ir import Function, Module, Value
-from .numbers import LINE, Numbers, transpose
+from .numbers import LINE, Numbers, size_of, transpose
 from .plan import Packed
 
 
-def size_of(sum_: str) -> int:
-    """Bytes of an accumulator."""
-    return 4 if sum_ == "float" else 8
-
-
-def zero(m: Module, n: Numbers) -> Function:
+def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
     """A function that clears whole vectors: (address, elements)."""
-    f = m.function("zero", ["p:to", "i:count"])
+    f = m.function(name, ["p:to", "i:count"])
     to, count = f.args
     with f.loop(0, count, n.lanes) as i:
         f.store("zeroinitializer", f.at(to, i, n.sum), n.vector, size_of(n.sum))
@@ -35,7 +30,7 @@ def pack(
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
-    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch)
+    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear)
     width = axes[-1].extent * pitch
     steps = [1, 1, 1]
     for i in (1, 0):
@@ -77,7 +72,7 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
     return f.add(start, f.mul(q, axis.step), shift)
 
 
-def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int) -> Function:
+def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function) -> Function:
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
     row, to, first, channels = f.args
@@ -88,7 +83,6 @@ def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitc
         below, left = f.div(f.add(below, step - 1), step), f.div(f.add(left, step - 1), step)
     low = f.min(below, axis.count)
     high = f.max(low, f.min(left, axis.count))
-    clear = next(g for g in m.functions if g.name == "zero")
     f.call(clear, to, f.mul(low, pitch))
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from .boxes import pack, size_of, unpack, zero
+from .boxes import pack, unpack, zero
 from .ir import Function, Module, Value
-from .numbers import LINE, Numbers, transpose
+from .numbers import LINE, Numbers, shuffle, size_of, transpose
 from .plan import Gather, entry_steps
 from .tiles import Tile, addresses, moved
 
@@ -34,14 +34,15 @@ def write(plan: Gather) -> str:
     m = Module()
     given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
     result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
-    clear = zero(m, given)
+    moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+    clear = zero(m, moved_as)
     meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
     tap_weights = m.table("tap_weights", plan.taps)
     phases = m.table("phases", [n for p in plan.phases for n in (p.first, p.count, *p.residues, *p.starts, *p.stops)])
     pack_weights = _pack_weights(m, plan, given, tap_weights)
     pack_box = None
     if not plan.in_place:
-        pack_box = pack(m, "pack", given, plan.packs, plan.in_channel[1], plan.pitch, clear)
+        pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear)
     tabulate = _tabulate(m, plan, phases)
     work = _tile(m, plan, result)
     region = [w.box * w.phi for w in plan.walks]
@@ -91,7 +92,8 @@ def write(plan: Gather) -> str:
             with f.loop(first_block, last_block) as block:
                 panel_index = f.add(f.mul(group, plan.blocks), block)
                 lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
-                panel = f.add(f.mul(panel_index, plan.panel), f.mul(channel, len(plan.taps) * plan.block))
+                step = f.div(channel, plan.width)
+                panel = f.add(f.mul(panel_index, plan.panel), f.mul(step, len(plan.taps) * plan.block))
                 bias = f.at(at["bias"], f.mul(panel_index, plan.block), plan.sum)
                 out_channel = f.add(
                     f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1])
@@ -208,7 +210,7 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
-    rows = addresses(f, band, reads, plan.rows, plan.sum)
+    rows = addresses(f, band, reads, plan.rows, plan.unit)
     columns = range(plan.vectors)
 
     def from_bias() -> list[str]:
@@ -237,15 +239,16 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
     with f.loop(0, taps) as tap:
         meeting = f.at(meetings, f.mul(tap, 2), "i64")
         number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
-        here = moved(f, rows, entry, plan.sum)
+        here = moved(f, rows, entry, plan.unit)
         if plan.share is not None:
             inputs, outputs = plan.share
             tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
         else:
-            panel = f.at(weights, f.mul(f.mul(number, channels), width), plan.sum)
-            step = plan.in_channel[1] if plan.in_place and plan.cin > 1 else 1
-            with f.loop(0, channels) as c:
-                tile.broadcast(moved(f, here, f.mul(c, step), plan.sum), f.at(panel, f.mul(c, width), plan.sum), align)
+            count = f.div(channels, plan.width)
+            panel = f.at(weights, f.mul(f.mul(number, count), width), plan.sum)
+            add = tile.paired if plan.pairs else tile.broadcast
+            with f.loop(0, count) as c:
+                add(moved(f, here, f.mul(c, plan.width), plan.unit), f.at(panel, f.mul(c, width), plan.sum), align)
     values_ = tile.values()
     places = addresses(f, place, writes, plan.rows, out_type)
     if plan.staged:
@@ -284,78 +287,98 @@ def _write_rows(
 def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:
     """A function that packs the weights of one block of channels: (weights, panel, group, block).
 
-    The panel is [chunk][tap][channel in][block]; lanes beyond the last channel repeat it.
+    The panel is [chunk][tap][step over the channels in][block]; a step is a channel, or a pair of them.
+    beyond the last channel hold anything.
     """
     f = m.function("pack_weights", ["p:from", "p:to", "i:group", "i:block"])
     source, to, group, block = f.args
-    item = size_of(plan.sum)
     group_step, out_step, in_step = plan.w_strides
     base = f.at(source, f.mul(group, group_step), n.storage)
     first = f.mul(block, plan.block)
     last = f.sub(f.sub(plan.cout, 1), first)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
+    turn = _turn_weights(m, plan, n) if square and in_step == 1 and plan.cin > 1 else None
+    rows = square and out_step == 1 and plan.cout > 1
 
-    def lane_offset(lane: Value) -> Value:
-        """Where the channel of a lane lies; lanes beyond the last channel repeat it."""
-        channel = f.add(first, f.min(lane, last))
-        if plan.share is None:
-            return f.mul(channel, out_step)
-        g, c = f.split(channel, [0, plan.share[1]])
-        return f.add(f.mul(g, group_step), f.mul(c, out_step))
-
-    turn = None
-    if square and in_step == 1 and plan.cin > 1:
-        turn = _turn_weights(m, plan, n)
     with f.loop(0, plan.chunks) as chunk:
         channel = f.mul(chunk, plan.chunk)
-        count = f.min(f.sub(plan.cin, channel), plan.chunk)
-        panel = f.at(to, f.mul(channel, len(plan.taps) * plan.block), plan.sum)
-        if turn is not None:
-            with f.loop(0, len(plan.taps)) as tap:
-                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                taps_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
-                with f.loop(0, plan.block, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
-                    # Lanes wholly beyond the last channel repeat it too.
-                    at = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, channel, c)
-                    left = f.max(f.sub(last, lane), 0)
-                    f.call(
-                        turn, f.at(base, at, n.storage), f.at(taps_panel, f.add(f.mul(c, plan.block), lane), plan.sum),
-                        left, f.min(f.sub(count, c), plan.lanes),
-                    )  # fmt: skip
-        elif square and out_step == 1 and plan.cout > 1:
-            with f.loop(0, len(plan.taps)) as tap:
-                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                taps_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
-                with f.loop(0, count) as c:
-                    at = f.at(base, f.add(offset, first, f.mul(f.add(channel, c), in_step)), n.storage)
-                    row = f.at(taps_panel, f.mul(c, plan.block), plan.sum)
-                    for v in range(plan.vectors):
-                        mask = n.mask(f, f.sub(f.add(last, 1), v * plan.lanes)) if plan.cout % plan.block else None
-                        value = n.load(f, f.at(at, v * plan.lanes, n.storage), mask)
-                        f.store(value, f.at(row, v * plan.lanes, plan.sum), n.vector, item)
-        else:
+        count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
+        panel = f.at(to, f.mul(f.div(channel, plan.width), len(plan.taps) * plan.block), plan.sum)
+        if turn is None and not rows:
             with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
                 offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
                 row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), plan.block), plan.sum)
-                at = f.at(base, f.add(offset, f.mul(f.add(channel, c), in_step)), n.storage)
-                with f.loop(0, plan.block) as lane:
-                    value = n.load_one(f, f.at(at, lane_offset(lane), n.storage))
-                    f.store(value, f.at(row, lane, plan.sum), plan.sum, item)
+                inner = f.add(channel, f.mul(c, plan.width))
+                at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
+                _scatter_weights(f, plan, n, at, row, first, last)
+            return f
+        with f.loop(0, len(plan.taps)) as tap:
+            offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+            tap_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
+            if turn is not None:
+                with f.loop(0, plan.block, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
+                    # Lanes wholly beyond the last channel repeat it.
+                    inner = f.add(channel, f.mul(c, plan.width))
+                    corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, inner)
+                    place = f.at(tap_panel, f.add(f.mul(c, plan.block), lane), plan.sum)
+                    left = f.max(f.sub(last, lane), 0)
+                    f.call(turn, f.at(base, corner, n.storage), place, left, f.min(f.sub(count, c), plan.lanes))
+            else:
+                with f.loop(0, count) as c:
+                    inner = f.add(channel, f.mul(c, plan.width))
+                    at = f.at(base, f.add(offset, first, f.mul(inner, in_step)), n.storage)
+                    _copy_weights(f, plan, n, at, f.at(tap_panel, f.mul(c, plan.block), plan.sum), last)
     return f
 
 
+def _scatter_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value) -> None:
+    """One step of a panel from weights that lie anyhow, an element at a time."""
+    group_step, out_step, in_step = plan.w_strides
+    n = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    with f.loop(0, plan.block) as lane:
+        channel = f.add(first, f.min(lane, last))
+        at: Value = f.mul(channel, out_step)
+        if plan.share is not None:
+            group, own = f.split(channel, [0, plan.share[1]])
+            at = f.add(f.mul(group, group_step), f.mul(own, out_step))
+        for j in range(plan.width):
+            value = n.load_one(f, f.at(source, f.add(at, j * in_step), n.storage))
+            place = f.at(row, f.add(f.mul(lane, plan.width), j), n.sum)
+            f.store(value, place, n.sum, size_of(n.sum))
+
+
+def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, last: Value) -> None:
+    """One step of a panel from weights whose wanted channels lie together."""
+    whole = plan.cout % plan.block == 0
+    for v in range(plan.vectors):
+        mask = None if whole else n.mask(f, f.sub(f.add(last, 1), v * plan.lanes))
+        place = f.at(row, v * plan.lanes, plan.sum)
+        if not plan.pairs:
+            value = n.load(f, f.at(source, v * plan.lanes, n.storage), mask)
+            f.store(value, place, n.vector, size_of(plan.sum))
+            continue
+        raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
+        two = [raw.load(f, f.at(source, v * plan.lanes + j * plan.w_strides[2], "i16"), mask) for j in range(2)]
+        order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
+        f.store(shuffle(f, raw.vector, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
+
+
 def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
-    """A function that turns one square of weights: (tensor, panel, channels out left, channels in there)."""
+    """A function that turns one square of weights: (tensor, panel, channels out left, steps there).
+
+    A pair of bf16 turns as one number of 32 bits.
+    """
     f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count"])
     source, to, left, count = f.args
-    item = size_of(plan.sum)
-    mask = n.mask(f, count)
+    whole = Numbers("f32", plan.lanes, plan.sum, plan.half) if plan.pairs else n
+    mask = whole.mask(f, count)
     rows = [
-        n.load(f, f.at(source, f.mul(f.min(left, i), plan.w_strides[1]), n.storage), mask) for i in range(plan.lanes)
+        whole.load(f, f.at(source, f.mul(f.min(left, i), plan.w_strides[1]), n.storage), mask)
+        for i in range(plan.lanes)
     ]
     for i, row in enumerate(transpose(f, rows, plan.lanes, plan.sum)):
         with f.when(f.test("slt", i, count)):
-            f.store(row, f.at(to, i * plan.block, plan.sum), n.vector, item)
+            f.store(row, f.at(to, i * plan.block, plan.sum), n.vector, size_of(plan.sum))
     return f
 
 

@@ -12,13 +12,20 @@ from .ir import Function, Value, float_text, vector
 
 LINE = 64
 _STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
+_SIZES = {"float": 4, "double": 8, "i16": 2}
+
+
+def size_of(type_: str) -> int:
+    """Bytes of an element in a buffer."""
+    return _SIZES[type_]
 
 
 @dataclass(frozen=True)
 class Numbers:
     """Vectors of so many lanes of an accumulator type ("float" or "double"), for one dtype of a tensor.
 
-    `half` says that the machine converts f16 by itself; otherwise it is done with integers.
+    `half` says that the machine converts f16 by itself; otherwise it is done with integers. With `sum` "i16" the
+    elements of a bf16 tensor are moved as they are.
     """
 
     dtype: str
@@ -89,7 +96,7 @@ class Numbers:
     # Conversions.
 
     def _widen(self, f: Function, raw: str, lanes: int) -> str:
-        if self.dtype in ("f32", "f64"):
+        if self.storage == self.sum:
             return raw
         floats, words = vector(lanes, "float"), vector(lanes, "i32")
         if self.dtype == "f16" and self.half:
@@ -110,7 +117,7 @@ class Numbers:
         return f.op(f"bitcast {words} {f.op(f'or {words} {value}, {sign}')} to {floats}")
 
     def _narrow(self, f: Function, value: str, lanes: int) -> str:
-        if self.dtype in ("f32", "f64"):
+        if self.storage == self.sum:
             return value
         floats, words, bits = vector(lanes, "float"), vector(lanes, "i32"), vector(lanes, "i1")
         shorts = vector(lanes, "i16")

@@ -171,6 +171,7 @@ class Gather:
     cin: int  # channels to sum over, in a group
     cout: int  # channels wanted, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
+    pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction
     chunk: int  # channels summed in one go
     walks: tuple[Walk, ...]
     packs: tuple[Packed, ...]
@@ -221,9 +222,19 @@ class Gather:
         return self.groups * self.boxes * self.block_groups
 
     @property
+    def width(self) -> int:
+        """Channels that one step takes."""
+        return 2 if self.pairs else 1
+
+    @property
+    def unit(self) -> str:
+        """The type of an element in the band."""
+        return "i16" if self.pairs else self.sum
+
+    @property
     def panel(self) -> int:
-        """Elements of the packed weights of one block of channels."""
-        return len(self.taps) * self.cin * self.block
+        """Elements of the packed weights of one block of channels; a pair is one."""
+        return len(self.taps) * (self.cin // self.width) * self.block
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -237,7 +248,7 @@ class Gather:
         return {
             "weights": up(self.groups * self.blocks * self.panel, line),
             "bias": up(self.groups * self.blocks * self.block, line),
-            ".band": up(band, line),
+            ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),
         }
@@ -270,6 +281,7 @@ class Reduce:
     crow: int  # channels on the rows, in a group
     clane: int  # channels in the lanes, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
+    pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
     sizes_y: Ints  # pixels of y along each axis
     box: Ints
     x_packs: tuple[Packed, ...]
@@ -351,6 +363,11 @@ class Reduce:
         return prod(p.extent for p in self.y_packs)
 
     @property
+    def y_steps(self) -> int:
+        """Entries in the band of y: pixels, or pairs of them."""
+        return self.y_entries // 2 if self.pairs else self.y_entries
+
+    @property
     def x_pitch(self) -> int:
         """Elements between pixels in the band of x."""
         return reduce_pitch(self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x")
@@ -365,7 +382,7 @@ class Reduce:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
         x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" else self.lane_part)
-        y = self.y_entries * self.y_pitch * (1 if self.row_side == "y" or self.share else self.lane_part)
+        y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" or self.share else self.lane_part)
         if self.in_place:
             x, y = (0, y) if self.row_side == "x" else (x, 0)
         return {
@@ -373,7 +390,18 @@ class Reduce:
             ".x": up(x + self.lanes * self.x_pitch, line),
             ".y": up(y + self.lanes * self.y_pitch, line),
             ".slab": up(self.slab if self.slices == 1 else 0, line),
+            ".x_raw": up(self._raw(self.x_entries, self.x_pitch), line),
+            ".y_raw": up(self._raw(self.y_entries, self.y_pitch), line),
         }
+
+    def _raw(self, entries: int, pitch: int) -> int:
+        """Elements for pixels as they come, before they are paired."""
+        return ceil((entries + 2 * self.lanes + self.apart) * pitch / 2) if self.pairs else 0
+
+    @property
+    def apart(self) -> int:
+        """Entries in the band of x between the two pixels of a pair."""
+        return self.x_walk[-1] // self.x_pitch // 2 if self.pairs else 0
 
     @property
     def workspace(self) -> int:
@@ -463,6 +491,11 @@ def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     return by_vectors[vectors], vectors
 
 
+def _dots(target: Target) -> bool:
+    """Whether the machine multiplies and adds pairs of bf16."""
+    return target.width == 64 and "+avx512bf16" in target.features.split(",")
+
+
 def _half(target: Target) -> bool:
     """Whether the machine converts f16."""
     return target.name in ("avx512", "avx2", "neon")
@@ -502,8 +535,12 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         chunk = max(1, min(cin, up(ceil(cin / parts), lanes)))
     band_pitch = pitch(chunk, lanes) if not share else up(in_total, lanes) + lanes
 
-    in_dense = in_channel[1] == 1 or in_total == 1
-    in_place = not share and in_dense and DTYPES[p.dtype].numpy == sum_dtype and all(map(_inside(forward), shape.axes))
+    pairs = p.dtype == "bf16" and _dots(target) and not share and cin % 2 == 0 and chunk % 2 == 0
+    if pairs:
+        why.append("products of bf16 two at a time (avx512_bf16)")
+    in_dense = in_channel[1] == 1 or (in_total == 1 and not pairs)
+    exact = pairs or DTYPES[p.dtype].numpy == sum_dtype
+    in_place = not share and in_dense and exact and all(map(_inside(forward), shape.axes))
     if in_place:
         why.append("the input is read in place: no padding, channels innermost, no conversion")
     staged = (out_channel[1] != 1 and out_total > 1) or chunk < cin
@@ -533,7 +570,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
         lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
-        share=share, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place, staged=staged,
+        share=share, pairs=pairs, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place,
+        staged=staged,
         pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, bias=p.bias_stride,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
@@ -761,6 +799,11 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         why.append(f"{row_side} is read in place: no padding, channels innermost, no conversion")
 
     box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
+    last = shape.axes[-1].y
+    pairs = p.dtype == "bf16" and _dots(target) and not share and last > 1
+    if pairs:
+        why.append("pixels of bf16 two at a time (avx512_bf16)")
+        box[-1] = min(up(box[-1], 2), last)
     boxes = prod(ceil(a.y / b) for a, b in zip(shape.axes, box, strict=True))
 
     # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
@@ -796,6 +839,8 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
     y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")
     y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, box, strict=True))
+    if pairs:  # A last pixel without a partner gets a zero.
+        y_packs = (*y_packs[:-1], replace(y_packs[-1], count=up(box[-1], 2)))
     x_in_place = in_place and row_side == "x"
     walks = _walks(shape.axes, True, box, (False,) * AXES, x_in_place)
     x_packs = tuple(_packed(a, w, True, x_in_place) for a, w in zip(shape.axes, walks, strict=True))
@@ -804,6 +849,11 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         y_steps = [a.y_step for a in shape.axes]
     else:
         y_steps = [s * y_pitch for s in entry_steps(y_packs)]
+        if pairs:
+            y_steps = [*(s // 2 for s in y_steps[:-1]), y_steps[-1]]
+    x_walk = [w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)]
+    if pairs:
+        x_walk[-1] *= 2
     band = prod(q.extent for q in x_packs) * x_pitch * item
     if band > max(64 << 20, 4 * p.bytes):
         return Declined(f"a band of {band >> 20} MiB for one box of pixels")
@@ -817,11 +867,11 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     ]
     return Reduce(
         dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
-        vectors=vectors, groups=groups, row_side=row_side, crow=crow, clane=clane, share=share,
+        vectors=vectors, groups=groups, row_side=row_side, crow=crow, clane=clane, share=share, pairs=pairs,
         sizes_y=tuple(a.y for a in shape.axes), box=tuple(box), x_packs=x_packs, x_low=tuple(w.low for w in walks),
         x_sigma=tuple(w.sigma for w in walks),
-        x_walk=tuple(w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)), y_packs=y_packs,
-        y_walk=tuple(y_steps), in_place=in_place, row_part=row_part, lane_part=lane_part, x_channel=x_channel,
+        x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_steps), in_place=in_place, row_part=row_part,
+        lane_part=lane_part, x_channel=x_channel,
         y_channel=y_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach), slices=slices,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),

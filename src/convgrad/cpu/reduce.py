@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from .boxes import pack, size_of, zero
+from .boxes import pack, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
-from .numbers import LINE, Numbers
+from .numbers import LINE, Numbers, shuffle, size_of
 from .plan import Reduce
 from .tiles import Tile
 
@@ -18,11 +18,21 @@ def write(plan: Reduce) -> str:
     m = Module()
     given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
     result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
     clear = zero(m, given)
+    clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
     packed_x = not (plan.in_place and plan.row_side == "x")
     packed_y = not (plan.in_place and plan.row_side == "y")
-    pack_x = pack(m, "pack_x", given, plan.x_packs, plan.x_channel[1], plan.x_pitch, clear) if packed_x else None
-    pack_y = pack(m, "pack_y", given, plan.y_packs, plan.y_channel[1], plan.y_pitch, clear) if packed_y else None
+    packers: dict[str, Function | None] = {"x": None, "y": None}
+    if packed_x:
+        packers["x"] = pack(m, "pack_x", moved_as, plan.x_packs, plan.x_channel[1], plan.x_pitch, clear_band)
+    if packed_y:
+        packers["y"] = pack(m, "pack_y", moved_as, plan.y_packs, plan.y_channel[1], plan.y_pitch, clear_band)
+    if plan.pairs:
+        packers = {
+            "x": _pair(m, plan, "x", packers["x"], plan.x_entries, plan.x_pitch, plan.apart, 1, clear_band),
+            "y": _pair(m, plan, "y", packers["y"], plan.y_entries, plan.y_pitch, 1, 2, clear_band),
+        }
     tap_entries = m.table("tap_entries", plan.entries)
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
@@ -55,7 +65,7 @@ def write(plan: Reduce) -> str:
             counts = [
                 f.min(f.sub(n, s), b) if n != b else b for n, s, b in zip(plan.sizes_y, start, plan.box, strict=True)
             ]
-            bands = _bands(f, plan, pointers, at, given, pack_x, pack_y, group, first_row, lane_start, lane_stop, start)
+            bands = _bands(f, plan, pointers, at, given, packers, group, first_row, lane_start, lane_stop, start)
             fresh = f.test("eq", box, first_box)
             begin = f.choose(fresh, 1, 0)
             with f.loop(lane_start, lane_stop) as block:
@@ -103,13 +113,18 @@ def _inside(
     y_part: Value = 0
     inside: list[Value] = []
     for axis, count in enumerate(counts):
+        paired = plan.pairs and axis == 3
         if all(ends[axis] == (0, plan.sizes_y[axis]) for ends in plan.reach):
-            inside.append(count)
+            inside.append(f.div(f.add(count, 1), 2) if paired else count)
             continue
         at = f.at(reach, f.add(f.mul(tap, 8), 2 * axis), "i64")
         low, high = (f.sub(f.load(f.at(at, i, "i64"), "i64", 8), start[axis]) for i in range(2))
         low = f.max(low, 0)
-        inside.append(f.sub(f.min(high, count), low))
+        high = f.min(high, count)
+        if paired:
+            # Pairs begin at even pixels; where the first of a pair is not met, x is zero in the band.
+            low, high = f.div(low, 2), f.div(f.max(f.add(high, 1), 0), 2)
+        inside.append(f.sub(high, low))
         x_part = f.add(x_part, f.mul(low, plan.x_walk[axis]))
         y_part = f.add(y_part, f.mul(low, plan.y_walk[axis]))
     return x_part, y_part, inside
@@ -127,16 +142,15 @@ def _place(f: Function, plan: Reduce, unit: Value) -> tuple[Value, Value, Value,
 
 def _bands(
     f: Function, plan: Reduce, pointers: dict[str, str], at: dict[str, str], given: Numbers,
-    pack_x: Function | None, pack_y: Function | None, group: Value, first_row: Value, lane_start: Value,
+    packers: dict[str, Function | None], group: Value, first_row: Value, lane_start: Value,
     lane_stop: Value, start: list[Value],
 ) -> dict[str, str]:  # fmt: skip
     """Pack a box of both sides; a side that is read in place gives its address."""
     bands = {}
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
-    for side, packer, channel, begin in (
-        ("x", pack_x, plan.x_channel, corner),
-        ("y", pack_y, plan.y_channel, list(start)),
-    ):
+    for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
+        packer = packers[side]
+        raw = [at[f".{side}_raw"]] if plan.pairs else []
         base = f.add(f.mul(group, channel[0]))
         if packer is None:
             steps = [p.stride for p in (plan.x_packs if side == "x" else plan.y_packs)]
@@ -146,17 +160,41 @@ def _bands(
         bands[side] = at[f".{side}"]
         if side == plan.row_side and not plan.share:
             source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)
-            f.call(packer, source, bands[side], *begin, plan.row_part)
+            f.call(packer, source, bands[side], *begin, plan.row_part, *raw)
             continue
-        entries = plan.x_entries * plan.x_pitch if side == "x" else plan.y_entries * plan.y_pitch
+        entries = plan.x_entries * plan.x_pitch if side == "x" else plan.y_steps * plan.y_pitch
         inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
         with f.loop(lane_start, lane_stop) as block:
             first = f.mul(block, plan.block // outputs * inputs)
             count = f.min(f.sub(plan.clane // outputs * inputs, first), plan.block // outputs * inputs)
             source = f.at(pointers[side], f.add(base, f.mul(first, channel[1])), given.storage)
             to = f.at(bands[side], f.mul(f.sub(block, lane_start), entries), plan.sum)
-            f.call(packer, source, to, *begin, count)
+            f.call(packer, source, to, *begin, count, *raw)
     return bands
+
+
+def _pair(
+    m: Module, plan: Reduce, side: str, packer: Function | None, entries: int, pitch: int, apart: int, step: int,
+    clear: Function,
+) -> Function:  # fmt: skip
+    """A function that packs a box and joins pixels in pairs: the packer's arguments, then memory for the pixels.
+
+    Entry e of the band holds the bf16 of pixels e*step and e*step + apart side by side, channel by channel.
+    """
+    if packer is None:
+        raise ValueError("pairs are made of packed pixels")
+    f = m.function(f"pair_{side}", ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels", "p:raw"])
+    source, to, *start, channels, raw = f.args
+    f.call(packer, source, raw, *start, channels)
+    f.call(clear, f.at(raw, entries * pitch, "i16"), apart * pitch)
+    kind = f"<{plan.lanes} x i16>"
+    order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
+    with f.loop(0, entries // step) as e, f.loop(0, channels, plan.lanes) as c:
+        at = f.add(f.mul(e, step * pitch), c)
+        two = [f.load(f.at(raw, f.add(at, shift), "i16"), kind, 2) for shift in (0, apart * pitch)]
+        place = f.at(to, f.add(f.mul(e, pitch), c), plan.sum)
+        f.store(shuffle(f, kind, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
+    return f
 
 
 def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) -> tuple[str, str]:
@@ -164,7 +202,7 @@ def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) ->
     if plan.share:
         return bands["x"], bands["y"]
     lane_side = "y" if plan.row_side == "x" else "x"
-    entries = plan.x_entries * plan.x_pitch if lane_side == "x" else plan.y_entries * plan.y_pitch
+    entries = plan.x_entries * plan.x_pitch if lane_side == "x" else plan.y_steps * plan.y_pitch
     return bands[plan.row_side], f.at(bands[lane_side], f.mul(local, entries), plan.sum)
 
 
@@ -213,7 +251,8 @@ def _tile(m: Module, plan: Reduce) -> Function:
     tile = _begin(f, plan, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     with _pixels(f, plan, counts, (rows, lanes), walks) as (a, b):
-        tile.broadcast([f.at(a, r, plan.sum) for r in range(plan.rows)], b, align)
+        add = tile.paired if plan.pairs else tile.broadcast
+        add([f.at(a, r, plan.sum) for r in range(plan.rows)], b, align)
     _end(f, plan, tile, sums, align)
     return f
 

@@ -32,6 +32,28 @@ class Tile:
             for place, value in zip(row, right, strict=True):
                 self._add(place, left, value)
 
+    def paired(self, rows: Sequence[str], columns: str, align: int) -> None:
+        """Add two products everywhere: a pair of bf16 per row, times a vector of pairs per column.
+
+        The machine's own instruction: products and sums in f32.
+        """
+        f = self.f
+        width = len(self.places[0])
+        words, pairs = vector(self.lanes, "i32"), vector(2 * self.lanes, "bfloat")
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.lanes}"
+        f.module.declarations.add(f"declare {self.kind} @{name}({self.kind}, {pairs}, {pairs})")
+        right = []
+        for v in range(width):
+            word = f.load(f.at(columns, v * self.lanes, "i32"), words, align)
+            right.append(f.op(f"bitcast {words} {word} to {pairs}"))
+        for address, row in zip(rows, self.places, strict=True):
+            both = splat(f, self.lanes, "i32", f.load(address, "i32", 2))
+            left = f.op(f"bitcast {words} {both} to {pairs}")
+            for place, value in zip(row, right, strict=True):
+                sum_ = f.get(place, self.kind)
+                added = f.op(f"call {self.kind} @{name}({self.kind} {sum_}, {pairs} {left}, {pairs} {value})")
+                f.set(place, self.kind, added)
+
     def _add(self, place: str, left: str, right: str) -> None:
         f = self.f
         f.set(place, self.kind, fma(f, left, right, f.get(place, self.kind), self.lanes, self.sum))
