@@ -95,9 +95,11 @@ def _spoken(node: Node) -> Mapping[str, Any]:
     stated = node.row.transposed and node.row.wanted != "x" and any(attrs.get("output_padding", ()))
     if (documented or stated) and attrs["auto_pad"] not in ("None", "VALID"):
         # The padding is not the one that oneDNN would find from the sizes: state it.
-        binding = resolve(node, node.inputs, node.output, None)[1] if all(t.is_known for t in node.inputs) else None
+        stated_later = node.row.shape_source is not None and len(node.inputs) == 3 and not node.output.is_known
+        known = all(t.is_known for t in node.inputs) and not stated_later
+        binding = resolve(node, node.inputs, node.output, None)[1] if known else None
         if binding is None:
-            raise _unspeakable(node, f"auto_pad={attrs['auto_pad']!r} with shapes that are not known")
+            raise _unspeakable(node, f"auto_pad={attrs['auto_pad']!r} with shapes that are not known yet")
         attrs |= {"auto_pad": "None", "pads_begin": binding.pads_begin, "pads_end": binding.pads_end}
     dialect, source = node.meaning.dialect, str(node.row.shape_source)
     if dialect is not None and dialect.spatial_shape and len(node.inputs) == 2:
