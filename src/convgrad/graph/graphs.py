@@ -74,7 +74,7 @@ class Graph:
                 raise refuse("new_op_id", f"id {op.id} of {op.name}", other=self._nodes[op.id].name)
             self._nodes[op.id] = check(op, strict=self.strict, same_rule=self.same_rule)
         except ConvgradError as error:
-            verbose.CHECK.error("%sgraph,check,%s,%s", verbose.PREFIX, error.status, error)
+            verbose.CHECK.info("%sgraph,check,%s,%s", verbose.PREFIX, error.status, error)
             if allow_exception:
                 raise
             return Status[error.status]
