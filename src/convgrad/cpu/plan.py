@@ -552,7 +552,11 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         out_channel = (0, out_channel[1] if share[1] > 1 else out_channel[0])
         staged = out_channel[1] != 1
 
-    box = _gather_box(shape.axes, forward, target, threads * 3, band_pitch * sum_dtype.itemsize, rows, groups)
+    # Tasks may share a box, each with a part of the channels, if packing the box again costs little beside the products.
+    blocks = ceil(out_total / block)
+    parts = blocks if in_place or taps * vectors >= 16 else 1
+    pixel_bytes = band_pitch * sum_dtype.itemsize
+    box = _gather_box(shape.axes, forward, target, threads * 3, pixel_bytes, rows, groups * parts)
     rows, split = _best_split(shape.axes, forward, box, rows, share[0] if share else cin, in_place, target)
     if any(split):
         why.append("pixels at the border leave out the taps that meet only padding")
@@ -564,7 +568,6 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     step = [q.stride for q in packs] if in_place else [e * band_pitch for e in entry_steps(packs)]
     phases, meetings = _phases(shape.axes, walks, step)
     boxes = prod(w.boxes for w in walks)
-    blocks = ceil(out_total / block)
     tasks = groups * boxes
     block_groups = 1 if tasks >= 2 * threads else min(blocks, ceil(2 * threads / tasks))
     return Gather(
@@ -768,7 +771,8 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     groups = p.g
     taps = prod(a.k for a in shape.axes)
     share: tuple[int, int] | None = None
-    row_side = "x" if up(p.cy, lanes) * p.cx <= up(p.cx, lanes) * p.cy else "y"
+    x_rows, y_rows = up(p.cy, lanes) * p.cx, up(p.cx, lanes) * p.cy  # products with the rows on that side
+    row_side = "x" if x_rows < y_rows or (x_rows == y_rows and (taps > 1 or p.cx >= p.cy)) else "y"
     g, wy, wx = shape.w_channel
     x_channel, y_channel = shape.x_channel, shape.y_channel
     if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
@@ -808,11 +812,12 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
 
     # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
     row_part, lane_part = crow, lane_blocks
-    most_tasks = groups * lane_blocks * (1 if share else max(1, crow // (2 * rows)))
+    units = groups * (lane_blocks if share else 1)
     slices = 1
-    if most_tasks < 8 and boxes >= 16:
-        # Too few sums to share out: cut the pixels too, always in the same way.
-        slices = min(ceil(8 / most_tasks), boxes // 2)
+    if units < 16 and boxes >= 32 and lane_blocks * crow * taps * block * item <= target.l2 // 3:
+        # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
+        # packed once.
+        slices = min(ceil(16 / units), boxes // 4)
         why.append(f"sums over pixels in {slices} parts, added in order")
     if share:
         lane_part = 1
