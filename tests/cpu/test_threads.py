@@ -485,12 +485,25 @@ def test_workers_keep_their_affinity():
 mask = os.sched_getaffinity(0)
 mark(2)
 worker = next(int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid())
-# The caller stays on one CPU; the worker leaves it when they meet there, and may still run on all.
+# Parting from a CPU means to leave it, and to be allowed back.
+wrapper = "define void @leave(i32 %cpu) nounwind {\\n  call void @part(i32 %cpu)\\n  ret void\\n}\\n"
+library = jit.load(threads.source(jit.host()[0]) + wrapper, *jit.host())
+leave = ctypes.CFUNCTYPE(None, ctypes.c_int32)(library.address("leave"))
+where = ctypes.CDLL(None).sched_getcpu
+left = 0
+for _ in range(20):
+    cpu = where()
+    leave(cpu)
+    left += where() != cpu
+    assert os.sched_getaffinity(0) == mask
+assert left > 10 or len(mask) == 1
+for nonsense in (-1, 1023, 1024, 5000):
+    leave(nonsense)
+    assert os.sched_getaffinity(0) == mask
 one = {min(mask)}
 os.sched_setaffinity(0, one)
-for _ in range(300):
-    assert mark(2) == [2, 2]
-assert os.sched_getaffinity(worker) == mask
+leave(min(mask))
+assert os.sched_getaffinity(0) == one
 # A worker that may not leave stays and works.
 os.sched_setaffinity(worker, one)
 for _ in range(100):
