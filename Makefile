@@ -1,0 +1,45 @@
+# All that is needed is Python 3.10 or newer and make; the rest is installed into .venv, once.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: help run test lint docs clean
+
+help:
+	@echo "make run    compute and verify the gradients of real layers"
+	@echo "make test   lint, then all tests"
+	@echo "make lint   ruff and mypy"
+	@echo "make docs   write docs/ops.md from the operation table"
+	@echo "make clean  remove .venv and what tools have left"
+
+run: $(VENV)/.installed
+	@$(PY) examples/layers.py
+
+test: lint
+	$(PY) -m pytest -n auto
+
+lint: $(VENV)/.installed-test
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+docs: $(VENV)/.installed
+	$(PY) -m convgrad.spec.page > docs/ops.md
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "convgrad needs Python 3.10 or newer; say which one: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# Installed again when the dependencies may have changed. The tests' installation serves for everything else too.
+$(VENV)/.installed: pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ $(VENV)/.installed
