@@ -11,17 +11,13 @@ CONVGRAD_CACHE=off turns it off, CONVGRAD_CACHE_DIR moves it, CONVGRAD_CACHE_SIZ
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
-import secrets
 import stat
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 # A file is MAGIC, the key (32 bytes), the SHA-256 of magic, key and content (32 bytes), then the content.
 MAGIC = b"convgrad object 1\n"
@@ -141,7 +137,7 @@ class _Folder:
 
     def write(self, key: bytes, content: bytes) -> None:
         """Put a whole file in the key's place at once; a reader sees the old one, the new one or none."""
-        temporary = secrets.token_hex(8) + ".tmp"
+        temporary = os.urandom(8).hex() + ".tmp"
         fd = self._open(temporary, WRITE)
         try:
             with open(fd, "wb", buffering=0) as file:
@@ -221,5 +217,7 @@ def _say(what: str, error: Exception) -> None:
     """One line for whoever asks why there is no cache; the same trouble is told once."""
     reason = getattr(error, "strerror", None) or str(error)
     if (text := f"cannot {what} the object cache: {reason}") not in _said:
+        import logging  # Only here: it takes time to import, and most processes have no trouble.
+
         _said.add(text)
-        log.debug(text)
+        logging.getLogger(__name__).debug(text)

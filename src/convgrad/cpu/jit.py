@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import sys
 import threading
 import weakref
@@ -256,7 +255,7 @@ def _orc() -> Any:
 @lru_cache(maxsize=1)
 def _loader() -> type[_Linked] | type[_Engine]:
     """How code is loaded here: ORC where it is known to work, MCJIT elsewhere."""
-    known = sys.platform == "linux" and platform.machine() == "x86_64" and hasattr(llvm, "create_lljit_compiler")
+    known = sys.platform == "linux" and _arch(host()[0]) == "x86_64" and hasattr(llvm, "create_lljit_compiler")
     return _Linked if known else _Engine
 
 
