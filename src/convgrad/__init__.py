@@ -11,6 +11,7 @@ from .functional import (
     convolution,
     convolution_backward_data,
     convolution_backward_weights,
+    explain,
 )
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ __all__ = [
     "convolution",
     "convolution_backward_data",
     "convolution_backward_weights",
+    "explain",
     "get_num_threads",
     "set_num_threads",
 ]

@@ -47,6 +47,16 @@ def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> 
     return _compute(meaning, meaning.arrange(inputs), out, attributes)
 
 
+def explain(problem: Problem | str) -> str:
+    """How a problem is computed on this machine, and why that way, as text for a person.
+
+    ::
+
+        print(convgrad.explain("x f32 n8 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1"))
+    """
+    return "\n".join(engine.explain(Problem.parse(problem) if isinstance(problem, str) else problem))
+
+
 def _compute(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
     """Compute, and report any mistake in the caller's words."""
     try:
@@ -199,6 +209,7 @@ def convolution(
     data_format: str = "NXC",
     weights_format: str = "XIO",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,
@@ -227,6 +238,7 @@ def convolution_backward_data(
     output_padding: Ints | None = None,
     weights_format: str = "XIO",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,
@@ -258,6 +270,7 @@ def convolution_backward_weights(
     data_format: str = "NXC",
     weights_format: str = "XIO",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,
@@ -287,6 +300,7 @@ def conv_transpose(
     output_padding: Ints | None = None,
     weights_format: str = "XOI",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,
@@ -314,6 +328,7 @@ def conv_transpose_backward_data(
     output_padding: Ints | None = None,
     weights_format: str = "XOI",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,
@@ -343,6 +358,7 @@ def conv_transpose_backward_weights(
     output_padding: Ints | None = None,
     weights_format: str = "XOI",
     same_rule: str = "gradient",
+    algorithm: str = "direct",
     out: Tensor = None,
     accumulate: bool = False,
     out_dtype: str | None = None,

@@ -21,16 +21,18 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 
 def pack(
-    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function
-) -> Function:
+    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
+    known: int | None = None,
+) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
-    of pixels beyond its end. Entries outside the tensor become zeros.
+    of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
+    always the same.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
-    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear)
+    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known)
     width = axes[-1].extent * pitch
     steps = [1, 1, 1]
     for i in (1, 0):
@@ -72,7 +74,9 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
     return f.add(start, f.mul(q, axis.step), shift)
 
 
-def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function) -> Function:
+def _run(
+    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None
+) -> Function:
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
     row, to, first, channels = f.args
@@ -90,13 +94,7 @@ def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitc
         with f.loop(low, high) as i:
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
-            whole = f.mul(f.div(channels, n.lanes), n.lanes)
-            with f.loop(0, whole, n.lanes) as c:
-                f.store(n.load(f, f.at(source, c, n.storage)), f.at(pixel, c, n.sum), n.vector, item)
-            rest = f.sub(channels, whole)
-            with f.when(f.test("ne", rest, 0)):
-                value = n.load(f, f.at(source, whole, n.storage), n.mask(f, rest))
-                f.store(value, f.at(pixel, whole, n.sum), n.vector, item)
+            _copy(f, n, source, pixel, channels, known)
     elif axis.stride == 1 and step == 1 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
@@ -115,6 +113,32 @@ def _run(m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitc
                 f.store(value, f.at(pixel, c, n.sum), n.sum, item)
     f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
     return f
+
+
+def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known: int | None) -> None:
+    """Copy the channels of one pixel, which lie together: whole vectors, several at a time if their number is known."""
+    item = size_of(n.sum)
+
+    def move(c: Value, mask: str | None = None) -> None:
+        f.store(n.load(f, f.at(source, c, n.storage), mask), f.at(to, c, n.sum), n.vector, item)
+
+    if known is not None and known % n.lanes == 0:
+        vectors = known // n.lanes
+        group = next(g for g in (8, 4, 3, 2, 1) if vectors % g == 0)
+        if group == vectors:
+            for v in range(group):
+                move(v * n.lanes)
+            return
+        with f.loop(0, known, group * n.lanes) as c:
+            for v in range(group):
+                move(f.add(c, v * n.lanes))
+        return
+    whole = f.mul(f.div(channels, n.lanes), n.lanes)
+    with f.loop(0, whole, n.lanes) as c:
+        move(c)
+    rest = f.sub(channels, whole)
+    with f.when(f.test("ne", rest, 0)):
+        move(whole, n.mask(f, rest))
 
 
 def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int) -> Function:

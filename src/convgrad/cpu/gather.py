@@ -42,7 +42,10 @@ def write(plan: Gather) -> str:
     pack_weights = _pack_weights(m, plan, given, tap_weights)
     pack_box = None
     if not plan.in_place:
-        pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear)
+        known = plan.chunk if plan.cin % plan.chunk == 0 else None
+        if plan.share is not None:
+            known = plan.cout // plan.share[1] * plan.share[0]
+        pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
     tabulate = _tabulate(m, plan, phases)
     work = _tile(m, plan, result)
     region = [w.box * w.phi for w in plan.walks]

@@ -381,8 +381,8 @@ class Reduce:
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
-        x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" else self.lane_part)
-        y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" or self.share else self.lane_part)
+        x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
+        y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
         if self.in_place:
             x, y = (0, y) if self.row_side == "x" else (x, 0)
         return {
@@ -415,7 +415,7 @@ class Reduce:
 def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
     """Elements between pixels of a band of the weight gradient."""
     if share:
-        return up(block // share[1] * share[0], lanes) + lanes if side == "x" else block
+        return up(block // share[1] * share[0], lanes) if side == "x" else block
     return pitch(row_part, lanes) if row else block
 
 
@@ -533,7 +533,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         budget = target.l2 // 3 // (sum_dtype.itemsize * block)  # steps whose weights stay in the second-level cache
         parts = max(1, ceil(taps * cin / budget))
         chunk = max(1, min(cin, up(ceil(cin / parts), lanes)))
-    band_pitch = pitch(chunk, lanes) if not share else up(in_total, lanes) + lanes
+    band_pitch = pitch(in_total if share else chunk, lanes)
 
     pairs = p.dtype == "bf16" and _dots(target) and not share and cin % 2 == 0 and chunk % 2 == 0
     if pairs:
@@ -552,7 +552,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         out_channel = (0, out_channel[1] if share[1] > 1 else out_channel[0])
         staged = out_channel[1] != 1
 
-    # Tasks may share a box, each with a part of the channels, if packing the box again costs little beside the products.
+    # Tasks may share a box, each with a part of the channels, if packing it again costs little beside the products.
     blocks = ceil(out_total / block)
     parts = blocks if in_place or taps * vectors >= 16 else 1
     pixel_bytes = band_pitch * sum_dtype.itemsize
@@ -802,7 +802,11 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     if in_place:
         why.append(f"{row_side} is read in place: no padding, channels innermost, no conversion")
 
-    box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
+    together = min(4, lane_blocks) if share else 1  # blocks of one task, so that whole cache lines are read at a time
+    if share:
+        box = _reduce_box(shape.axes, target, block * item * together // 2, 2 * block * item * together)
+    else:
+        box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
     last = shape.axes[-1].y
     pairs = p.dtype == "bf16" and _dots(target) and not share and last > 1
     if pairs:
@@ -812,7 +816,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
 
     # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
     row_part, lane_part = crow, lane_blocks
-    units = groups * (lane_blocks if share else 1)
+    units = groups * ceil(lane_blocks / together) if share else groups
     slices = 1
     if units < 16 and boxes >= 32 and lane_blocks * crow * taps * block * item <= target.l2 // 3:
         # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
@@ -820,7 +824,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         slices = min(ceil(16 / units), boxes // 4)
         why.append(f"sums over pixels in {slices} parts, added in order")
     if share:
-        lane_part = 1
+        lane_part = together
     else:
         sums = taps * block * item
         while lane_part > 1 and lane_part * row_part * sums > target.l2 // 3:

@@ -24,10 +24,17 @@ def write(plan: Reduce) -> str:
     packed_x = not (plan.in_place and plan.row_side == "x")
     packed_y = not (plan.in_place and plan.row_side == "y")
     packers: dict[str, Function | None] = {"x": None, "y": None}
-    if packed_x:
-        packers["x"] = pack(m, "pack_x", moved_as, plan.x_packs, plan.x_channel[1], plan.x_pitch, clear_band)
-    if packed_y:
-        packers["y"] = pack(m, "pack_y", moved_as, plan.y_packs, plan.y_channel[1], plan.y_pitch, clear_band)
+    in_block = plan.block if plan.clane % plan.block == 0 else None
+    inputs, outputs = plan.share or (1, 1)
+    for side, packed, packs, channel, pitch in (
+        ("x", packed_x, plan.x_packs, plan.x_channel, plan.x_pitch),
+        ("y", packed_y, plan.y_packs, plan.y_channel, plan.y_pitch),
+    ):
+        known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
+        if side == plan.row_side and not plan.share:
+            known = plan.row_part
+        if packed:
+            packers[side] = pack(m, f"pack_{side}", moved_as, packs, channel[1], pitch, clear_band, known)
     if plan.pairs:
         packers = {
             "x": _pair(m, plan, "x", packers["x"], plan.x_entries, plan.x_pitch, plan.apart, 1, clear_band),
@@ -70,13 +77,13 @@ def write(plan: Reduce) -> str:
             begin = f.choose(fresh, 1, 0)
             with f.loop(lane_start, lane_stop) as block:
                 local = f.sub(block, lane_start)
-                rows, lanes = _operands(f, plan, bands, local)
+                row_band, lanes = _operands(f, plan, bands, local)
                 with f.loop(0, plan.tiles) as t:
                     if plan.share:
                         sums = f.at(slab, f.mul(f.add(f.mul(local, plan.tiles), t), plan.rows * plan.block), plan.sum)
-                        f.call(work, rows, lanes, sums, begin, f.mul(t, plan.tap_step), *counts)
+                        f.call(work, row_band, lanes, sums, begin, f.mul(t, plan.tap_step), *counts)
                     else:
-                        channel = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
+                        row_channel = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
                         with f.loop(0, len(plan.taps)) as tap:
                             entry = f.load(f.at(tap_entries, tap, "i64"), "i64", 8)
                             index = f.add(f.mul(f.add(f.mul(local, plan.tiles), t), len(plan.taps)), tap)
@@ -84,7 +91,7 @@ def write(plan: Reduce) -> str:
                             x_part, y_part, inside = _inside(f, plan, reach, tap, start, counts)
                             x_part = f.add(x_part, entry)
                             a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
-                            row_base = f.at(rows, f.add(channel, a), plan.sum)
+                            row_base = f.at(row_band, f.add(row_channel, a), plan.sum)
                             f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside)
         if plan.slices == 1:
             f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
@@ -200,7 +207,8 @@ def _pair(
 def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) -> tuple[str, str]:
     """The row side and the lane side of one block of lanes."""
     if plan.share:
-        return bands["x"], bands["y"]
+        x = f.at(bands["x"], f.mul(local, plan.x_entries * plan.x_pitch), plan.sum)
+        return x, f.at(bands["y"], f.mul(local, plan.y_steps * plan.y_pitch), plan.sum)
     lane_side = "y" if plan.row_side == "x" else "x"
     entries = plan.x_entries * plan.x_pitch if lane_side == "x" else plan.y_steps * plan.y_pitch
     return bands[plan.row_side], f.at(bands[lane_side], f.mul(local, entries), plan.sum)

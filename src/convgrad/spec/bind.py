@@ -162,6 +162,7 @@ def bind(
         y_strides=settle((n, groups, w.cy, *sizes["y"]), _split_data(strides["y"], axes["y"], w.cy)),
         bias_stride=None if bias is None else (bias.strides or (1,))[0],
         accumulate=attrs["accumulate"],
+        algorithm=attrs["algorithm"],
     )
     return Binding(op, problem, result, begin, end)
 

@@ -71,6 +71,7 @@ class Problem:
     y_strides: Ints
     bias_stride: int | None = None
     accumulate: bool = False
+    algorithm: str = "direct"
 
     @property
     def rank(self) -> int:
@@ -143,6 +144,8 @@ class Problem:
             words.append("bias" if self.bias_stride == 1 else f"bias@{self.bias_stride}")
         if self.accumulate:
             words.append("accumulate")
+        if self.algorithm != "direct":
+            words.append(f"algorithm:{self.algorithm}")
         return " ".join(words)
 
     def _layout(self, role: Role) -> str:
@@ -191,6 +194,7 @@ class Problem:
             y_strides=(),
             bias_stride=int(found.get("bias_at", "1")) if "bias" in found or "bias_at" in found else None,
             accumulate="accumulate" in found,
+            algorithm=found.get("algorithm", "direct"),
         )
         values = {f.name: getattr(plain, f.name) for f in fields(plain)}
         roles: tuple[Role, ...] = ("x", "w", "y")
@@ -219,6 +223,7 @@ _WORD = re.compile(
             r"(?P<bias>bias)",
             rf"bias@(?P<bias_at>-?{_DIGITS})",
             r"(?P<accumulate>accumulate)",
+            r"algorithm:(?P<algorithm>\w+)",
         ]
     )
 )

@@ -177,6 +177,15 @@ EXTENSIONS = (
         any_case=True,
         origin="extension",
     ),
+    Attr(
+        "algorithm",
+        "string",
+        "how the sums are taken",
+        "direct",
+        {"direct": "exactly the products of the definition"},
+        any_case=True,
+        origin="extension",
+    ),
     Attr("accumulate", "bool", "add the result to `out` instead of replacing it", False, origin="extension"),
     Attr(
         "out_dtype",
