@@ -29,15 +29,9 @@ def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = Non
             tensors["bias"] = given["bias"].reshape(problem.g, -1)
         reference.compute(problem, tensors, reference.canonical(out, problem, problem.wanted))
         return
-    arrays = {**given, problem.wanted: out}
-    bias = address(given["bias"]) if "bias" in given else 0
-    kernel(address(arrays["x"]), address(arrays["w"]), address(arrays["y"]), bias)
-
-
-def address(array: Array) -> int:
-    """Where the first element lies."""
-    location: int = array.__array_interface__["data"][0]
-    return location
+    at = {role: array.__array_interface__["data"][0] for role, array in given.items()}
+    at[problem.wanted] = out.__array_interface__["data"][0]
+    kernel(at["x"], at["w"], at["y"], at.get("bias", 0))
 
 
 def find(problem: Problem) -> Any:

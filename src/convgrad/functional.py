@@ -66,17 +66,19 @@ def _compute(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes
 
 
 def _bind_and_run(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any]) -> Tensor:
-    op = meaning.op
     arrays: dict[str, Array] = {}
     shape: tuple[int, ...] | None = None
-    check_input_count(op, len(inputs) - sum(value is None for value in inputs))
-    for arg, value in zip(op.inputs, inputs, strict=False):
-        if value is None and not arg.required:
+    count = 0
+    for arg, value in zip(meaning.op.inputs, inputs, strict=False):
+        if value is None:
             continue
+        count += 1
         if arg.role == "shape":
             shape = open_shape(value, arg.name)
         else:
             arrays[arg.role] = open_array(value, arg.name)
+    if count < 2 or len(inputs) > len(meaning.op.inputs):
+        check_input_count(meaning.op, max(count, len(inputs)) if count >= 2 else count)
     target = None if out is None else open_array(out, "out")
     key = _key(meaning, arrays, shape, target, attributes)
     known = _known.get(key) if key is not None else None

@@ -51,6 +51,8 @@ def whole_strides(array: Array) -> bool:
 
 def open_shape(value: Any, name: str) -> tuple[int, ...]:
     """The value of a shape input: a list of whole numbers, or an integer array of any shape."""
+    if type(value) is tuple and all(type(v) is int for v in value):
+        return value
     if not isinstance(value, np.ndarray) and (_is_torch(value) or hasattr(value, "__dlpack__")):
         value = open_array(value, name)
     try:

@@ -12,12 +12,13 @@ from .plan import Declined, Gather, Plan, Reduce, make_plan
 from .target import Target
 
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls
+OWN = 64 << 10  # a kernel that needs no more than this keeps its own
 
 
 class Kernel:
     """Machine code for one problem. Call it with the addresses of x, w, y and bias."""
 
-    __slots__ = ("_address", "_bytes", "_entry", "_module", "_threads", "plan")
+    __slots__ = ("_address", "_bytes", "_entry", "_idle", "_module", "_threads", "plan")
 
     def __init__(self, plan: Gather | Reduce, target: Target) -> None:
         self.plan = plan
@@ -26,13 +27,28 @@ class Kernel:
         self._bytes = plan.workspace
         self._threads = min(plan.threads, plan.tasks)
         self._entry = threads.entry()
+        self._idle: list[tuple[ctypes.Array[ctypes.c_void_p], int, _Space]] = []
 
     def __call__(self, x: int, w: int, y: int, bias: int) -> None:
         """Compute: every element of the wanted tensor is written."""
-        space = _take(self._bytes)
-        args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
-        self._entry(self._address, ctypes.addressof(args), self._threads)
-        _give(space)
+        if self._bytes > OWN:
+            space = _take(self._bytes)
+            args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
+            self._entry(self._address, ctypes.addressof(args), self._threads)
+            _give(space)
+            return
+        # A small kernel keeps its workspace and argument block; calls at the same time have one each.
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            space = _Space(self._bytes)
+            args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
+            block = (args, ctypes.addressof(args), space)
+        args = block[0]
+        args[0], args[1], args[2], args[3] = x, w, y, bias
+        self._entry(self._address, block[1], self._threads)
+        if len(self._idle) < 8:
+            self._idle.append(block)
 
 
 def write(plan: Gather | Reduce) -> str:

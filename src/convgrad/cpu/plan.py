@@ -29,6 +29,7 @@ from ..spec.problem import Ints, Problem
 from .target import Target
 
 AXES = 4
+ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -469,6 +470,8 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
 
     Work is cut for a rounded number of threads, so that one kernel serves neighbouring numbers of them.
     """
+    if problem.flops < ALONE and problem.bytes < ALONE:
+        threads = 1
     team = 4
     while team < threads:
         team *= 2
