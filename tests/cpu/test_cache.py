@@ -25,7 +25,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(folder))
     for name in ("CONVGRAD_CACHE", "CONVGRAD_CACHE_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cache, "_stored", {})
     monkeypatch.setattr(cache, "_said", set())
     return folder
 
@@ -38,6 +37,11 @@ def path(folder, number):
     return folder / f"{key(number).hex()}.o"
 
 
+def names(folder):
+    """What is in the folder, but for the tally of what was stored."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("tally-"))
+
+
 def test_content_comes_back(place):
     assert cache.get(key(1)) is None
     cache.put(key(1), b"one" * 1000)
@@ -45,7 +49,7 @@ def test_content_comes_back(place):
     assert (cache.get(key(1)), cache.get(key(2)), cache.get(key(3))) == (b"one" * 1000, b"", None)
     cache.put(key(1), b"uno")
     assert cache.get(key(1)) == b"uno"
-    assert sorted(os.listdir(place)) == sorted(path(place, number).name for number in (1, 2))
+    assert names(place) == sorted(path(place, number).name for number in (1, 2))
 
 
 @posix
@@ -65,7 +69,7 @@ def test_it_can_be_turned_off(place, monkeypatch, word):
     monkeypatch.setenv("CONVGRAD_CACHE", word)
     cache.put(key(2), b"two")
     assert cache.get(key(1)) is None
-    assert len(os.listdir(place)) == 1
+    assert len(names(place)) == 1
 
 
 def damage(name):
@@ -198,7 +202,7 @@ print("good")
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert done.stdout == "good\n", done.stderr
-    assert os.listdir(place) == [path(place, 1).name]
+    assert names(place) == [path(place, 1).name]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +257,6 @@ def test_what_was_not_used_for_longest_goes_first(place, monkeypatch):
     assert cache.get(key(0)) == b"x" * 4000
     assert time.time() - path(place, 0).stat().st_mtime < 100
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "24K")
-    monkeypatch.setattr(cache, "_stored", {})
     cache.put(key(9), b"y" * 4000)
     # 7/8 of 24 KiB is room for five blocks of 4 KiB.
     left = {number for number in range(10) if path(place, number).exists()}
@@ -312,11 +315,38 @@ def test_abandoned_files_go(place, monkeypatch):
     for file in (old, new):
         file.write_bytes(b"half")
     age(old, 10_000)
-    monkeypatch.setattr(cache, "_stored", {})
+    monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "1M")
     cache.put(key(2), b"two")
     assert not old.exists()
     assert new.exists()
     assert cache.get(key(1)) == b"one"
+
+
+def test_storing_seldom_lists_the_folder(place, monkeypatch):
+    looked = []
+    really = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda where: looked.append(where) or really(where))
+    monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "16M")
+    # Once at the start, and then after every sixteenth: 256 blocks.
+    for number in range(600):
+        cache.put(key(number), b"small")
+    assert len(looked) == 3
+    # A new limit is looked after at once, and so is the old one when it comes back.
+    for limit in ("8M", "16M"):
+        monkeypatch.setenv("CONVGRAD_CACHE_SIZE", limit)
+        cache.put(key(0), b"small")
+    assert len(looked) == 5
+    assert [name for name in os.listdir(place) if name.startswith("tally")] == [f"tally-{16 << 20}"]
+
+
+def test_without_a_tally_the_size_is_bounded_too(place, monkeypatch):
+    monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "64K")
+    (place / "tally-65536").mkdir(parents=True)
+    place.chmod(0o700)
+    for number in range(40):
+        cache.put(key(number), b"small")
+        assert cache.get(key(number)) == b"small"
+    assert len(names(place)) <= 16
 
 
 def test_a_hit_never_lists_the_folder(place, monkeypatch):
@@ -352,4 +382,4 @@ def test_many_writers_and_readers(place):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert len(os.listdir(place)) == 7
+    assert len(names(place)) == 7

@@ -26,6 +26,7 @@ HEADER = len(MAGIC) + KEY + 32
 LARGEST = 64 << 20
 OURS = re.compile(r"[0-9a-f]{64}\.o")
 TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
+TALLY = re.compile(r"tally-[0-9]+")
 
 DEFAULT_SIZE = 256 << 20
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -39,9 +40,8 @@ HOUR = 3600.0
 POSIX = os.name == "posix"
 READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+COUNT = READ | os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-# What this process has stored since it last looked at the whole of a folder.
-_stored: dict[Path, int] = {}
 _said: set[str] = set()
 
 
@@ -69,12 +69,8 @@ def put(key: bytes, content: bytes) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _Folder(path) as place:
             place.write(key, content)
-            # The whole folder is looked at when this process first stores something, and again after every sixteenth
-            # of the limit. Trimming leaves an eighth free, so that the folder stays within the limit in between.
-            stored = _stored.get(path, limit) - (-size // BLOCK) * BLOCK
-            _stored[path] = 0 if stored > limit // 16 else stored
-            if stored > limit // 16:
-                place.trim(limit - limit // 8)
+            if place.grown(size, limit):
+                place.trim(limit)
     except (OSError, ValueError) as error:
         _say("write", error)
 
@@ -152,8 +148,27 @@ class _Folder:
             self._remove(temporary)
             raise
 
-    def trim(self, most: int) -> None:
-        """Remove the files that were not used for the longest time, until at most so many bytes are left."""
+    def grown(self, size: int, limit: int) -> bool:
+        """Count what was stored, and say whether it is time to look at the whole folder.
+
+        That takes long where there are thousands of files, so it happens after every sixteenth of the limit that all
+        processes together have stored. Trimming leaves an eighth free: the folder is within the limit all the time.
+        The tally has one byte for each block; its name holds the limit, so that another limit begins with a look.
+        """
+        blocks = -(-size // BLOCK)
+        try:
+            with open(self._open(f"tally-{limit}", COUNT), "ab", buffering=0) as file:
+                before = os.fstat(file.fileno()).st_size
+                file.write(b"." * blocks)
+                full = before == 0 or (before + blocks) * BLOCK > limit // 16
+                if full:
+                    file.truncate(1)
+                return full
+        except OSError:
+            return True  # Without a tally every time is the time.
+
+    def trim(self, limit: int) -> None:
+        """Remove the files that were not used for the longest time, until an eighth of the limit is free."""
         files = []
         with os.scandir(self.path if self.fd is None else self.fd) as entries:
             for entry in entries:
@@ -164,11 +179,13 @@ class _Folder:
                         continue  # Another process trims too.
                     size = max(facts.st_size, getattr(facts, "st_blocks", 0) * 512)
                     files.append((facts.st_mtime, size, entry.name))
+                elif TALLY.fullmatch(entry.name) and entry.name != f"tally-{limit}":
+                    self._remove(entry.name)
         total = sum(size for _, size, _ in files)
         for used, size, name in sorted(files):
             # A temporary file this old was left behind by a process that died.
             abandoned = name.endswith(".tmp") and time.time() - used > HOUR
-            if total > most or abandoned:
+            if total > limit - limit // 8 or abandoned:
                 self._remove(name)
                 total -= size
 
