@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from .spec.table import DTYPES as DOCUMENTED
 from .spec.table import EXTENDED_DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
+LINE = 64
 
 
 def open_array(value: Any, name: str) -> Array:
@@ -73,9 +75,14 @@ def check_out(array: Array) -> None:
 
 
 def new_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for a result, its values not set."""
+    """An array for a result, its values not set. A large one begins at a cache line: stores that cross one cost twice."""
+    kind = DTYPES[dtype].numpy
+    size = prod(shape) * kind.itemsize
     try:
-        return np.empty(shape, DTYPES[dtype].numpy)
+        if size < 4096:
+            return np.empty(shape, kind)
+        memory = np.empty(size + LINE, np.uint8)
+        return np.ndarray(shape, kind, memory, -memory.__array_interface__["data"][0] % LINE)
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
