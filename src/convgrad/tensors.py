@@ -75,14 +75,15 @@ def check_out(array: Array) -> None:
 
 
 def new_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for a result, its values not set. A large one begins at a cache line: stores that cross one cost twice."""
+    """An array for a result, its values not set. A large one begins at a cache line, since stores across one are slow."""
     kind = DTYPES[dtype].numpy
     size = prod(shape) * kind.itemsize
     try:
         if size < 4096:
             return np.empty(shape, kind)
         memory = np.empty(size + LINE, np.uint8)
-        return np.ndarray(shape, kind, memory, -memory.__array_interface__["data"][0] % LINE)
+        start: int = -memory.__array_interface__["data"][0] % LINE
+        return np.ndarray(shape, kind, memory, start)
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
