@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,6 @@ def setting() -> tuple[Any, ...]:
     return threads.get_num_threads(), os.environ.get("CONVGRAD_TARGET", "")
 
 
-@lru_cache(maxsize=4096)
 def _found(problem: Problem, target: Any, threads: int) -> Any:
     """A kernel, or the reason why there is none."""
     if not all(problem.size(role) for role in ("x", "w", "y")):

@@ -85,7 +85,7 @@ def _bind_and_run(meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attri
     if known is None:
         known = _prepare(meaning, arrays, shape, target, attributes)
         if key is not None:
-            if len(_known) >= 4096:
+            if len(_known) >= 1024:
                 _known.clear()
             _known[key] = known
     if target is None:

@@ -75,7 +75,7 @@ def check_out(array: Array) -> None:
 
 
 def new_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for a result, its values not set. A large one begins at a cache line, since stores across one are slow."""
+    """An array for a result, its values not set. A large one begins at a cache line: stores across one are slow."""
     kind = DTYPES[dtype].numpy
     size = prod(shape) * kind.itemsize
     try:
@@ -83,7 +83,8 @@ def new_array(shape: tuple[int, ...], dtype: str) -> Array:
             return np.empty(shape, kind)
         memory = np.empty(size + LINE, np.uint8)
         start: int = -memory.__array_interface__["data"][0] % LINE
-        return np.ndarray(shape, kind, memory, start)
+        array: Array = np.ndarray(shape, kind, memory, start)
+        return array
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
