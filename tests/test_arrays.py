@@ -255,20 +255,24 @@ def test_subclasses_of_arrays(tmp_path):
     assert np.array_equal(y, EXPECTED)
 
 
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_out_may_be_an_input(accumulate):
+def test_out_may_be_an_input(accumulate, groups, data_format):
+    # Large enough that a kernel writes its first rows before it has read the last ones.
     rng = np.random.default_rng(1)
-    x = rng.integers(-3, 4, (2, 3, 5)).astype(np.float32)
-    w = rng.integers(-3, 4, (3, 3, 3)).astype(np.float32)
-    expected = convgrad.convolution(x, w, **CALL) + accumulate * x
+    x = rng.integers(-3, 4, (4, 3, 20, 20) if data_format == "NCX" else (4, 20, 20, 3)).astype(np.float32)
+    w = rng.integers(-3, 4, (3, 3 // groups, 3, 3)).astype(np.float32)
+    call = {**CALL, "data_format": data_format, "groups": groups}
+    plain = convgrad.convolution(x, w, **call)
     same = x.copy()
-    assert convgrad.convolution(same, w, out=same, accumulate=accumulate, **CALL) is same
-    assert np.array_equal(same, expected)
+    assert convgrad.convolution(same, w, out=same, accumulate=accumulate, **call) is same
+    assert np.array_equal(same, plain + accumulate * x)
     # Only a part of it: shifted by one image.
     both = np.concatenate([x, np.zeros_like(x[:1])])
     prior = both[1:].copy()
-    convgrad.convolution(both[:2], w, out=both[1:], accumulate=accumulate, **CALL)
-    assert np.array_equal(both[1:], convgrad.convolution(x, w, **CALL) + accumulate * prior)
+    convgrad.convolution(both[:4], w, out=both[1:], accumulate=accumulate, **call)
+    assert np.array_equal(both[1:], plain + accumulate * prior)
 
 
 def test_accumulating_adds_before_rounding():
