@@ -191,6 +191,11 @@ class CompiledPartition:
         return (self._compiled.output,)
 
     @property
+    def node(self) -> Node:
+        """The operation that is computed; a BiasAdd that was fused is its third input."""
+        return self._compiled.node
+
+    @property
     def problem(self) -> Problem | None:
         """The computation in terms of y = conv(x, w); None for a bias operation and for a shape known only later."""
         return self._compiled.problem

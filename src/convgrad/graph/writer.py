@@ -74,6 +74,13 @@ def _op(node: Node, swaps: Mapping[int, Order], onednn: bool, more: Mapping[str,
     }
 
 
+def attributes(node: Node) -> Mapping[str, Any]:
+    """The attributes of an operation as oneDNN knows them, for tensors as they are; refused where it has no words."""
+    if _swaps([node]):
+        raise _unspeakable(node, f"weights_format={node.attrs['weights_format']!r}")
+    return _spoken(node)
+
+
 def _attributes(node: Node, swaps: Mapping[int, Order], onednn: bool) -> Iterable[tuple[str, str, Any]]:
     """Name, type and value of every attribute to write."""
     attrs = _spoken(node) if onednn else node.attrs

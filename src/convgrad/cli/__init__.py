@@ -1,0 +1,265 @@
+"""The command `convgrad`: run graph files, check and time problems, show operations, explain plans.
+
+Exit codes: 0 all passed, 1 some failed or were refused, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MISSING = "the command needs rich and msgspec: pip install 'convgrad[cli]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        import msgspec  # noqa: F401
+        import rich  # noqa: F401
+    except ImportError:
+        print(f"convgrad: {MISSING}", file=sys.stderr)
+        return 2
+    from ..errors import ConvgradError
+    from .driver import UsageError
+
+    parser = _parser()
+    if not words or words[0] not in COMMANDS:
+        parser.parse_args(words or ["--help"])
+        return 2
+    command, rest = words[0], words[1:]
+    try:
+        if "-h" in rest or "--help" in rest:
+            print(_help(command), end="")
+            return 0
+        return COMMANDS[command](rest)
+    except UsageError as error:
+        print(f"convgrad {command}: {error}\nSee `convgrad {command} --help`.", file=sys.stderr)
+        return 2
+    except ConvgradError as error:
+        print(f"convgrad {command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone; nothing more can be said.
+        sys.stderr.close()
+        return 1
+
+
+def _split(words: Sequence[str], flags: Sequence[str], values: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
+    """The command's own options, and all other words in their order."""
+    own: dict[str, str] = {}
+    rest: list[str] = []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word in [f"--{flag}" for flag in flags]:
+            own[name] = "true"
+        elif equals and word.startswith("--") and name in values:
+            own[name] = value
+        elif re.fullmatch(r"-v\d*", word):
+            own["verbose"] = word.removeprefix("-v") or "1"
+        else:
+            rest.append(word)
+    return own, rest
+
+
+def _run(words: list[str]) -> int:
+    from .driver import UsageError, parse
+    from .report import Report
+    from .run import run_case
+
+    own, rest = _split(words, ["json"])
+    cases = parse(rest)
+    if not cases:
+        raise UsageError("no file: name one, or give --case=FILE or --batch=FILE")
+    return Report("json" in own, int(own.get("verbose", 0)), ("operation", "kind")).each(cases, run_case)
+
+
+def _check(words: list[str]) -> int:
+    from .check import check_entry
+    from .driver import UsageError
+    from .report import Report
+    from .tasks import Settings, parse
+
+    own, rest = _split(words, ["json"], ["engine"])
+    chosen = own.get("engine", "cpu").partition(":")[0]
+    if chosen not in ("cpu", "reference"):
+        raise UsageError(f"--engine={chosen}: there are cpu and reference")
+    entries = parse(rest, Settings())
+    if not entries:
+        raise UsageError("no problem: give a descriptor, such as ic16oc16_ih7kh3ph1, or --batch=FILE")
+    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag"))
+    return report.each(entries, lambda entry: check_entry(entry, chosen))
+
+
+def _bench(words: list[str]) -> int:
+    from .. import timing
+    from .bench import Bench, bench_entry, bench_graph, peers
+    from .driver import UsageError
+    from .driver import parse as parse_graph
+    from .report import Report
+    from .tasks import Entry, Settings, parse
+
+    own, rest = _split(words, ["json"], ["peers", "budget"])
+    here = peers()
+    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
+    for name in chosen:
+        if name not in here:
+            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
+    try:
+        budget = float(own.get("budget", "2"))
+    except ValueError:
+        raise UsageError(f"--budget={own['budget']}: needs a number of seconds") from None
+    bench = Bench(chosen, timing.Pace(budget=budget))
+    files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
+    entries: list[Any] = [*parse_graph(files), *parse([word for word in rest if word not in files], Settings())]
+    if not entries:
+        raise UsageError("nothing to time: give a descriptor, --batch=FILE or a graph file")
+    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag", "ms", "GFLOP/s"))
+    return report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))
+
+
+def _ops(words: list[str]) -> int:
+    from ..graph.bias import BIAS_OPS, find
+    from ..spec.table import OPS
+    from .ops import listing, schema, show
+    from .report import console
+
+    own, names = _split(words, ["json"])
+    if "json" in own:
+        rows = [find(name).op for name in names] or [*OPS.values(), *BIAS_OPS.values()]
+        print(json.dumps([schema(row) for row in rows], indent=2))
+        return 0
+    screen = console()
+    if not names:
+        screen.print(listing())
+    for name in names:
+        show(name, screen)
+    return 0
+
+
+def _explain(words: list[str]) -> int:
+    from ..graph.reader import read_file
+    from .driver import UsageError
+    from .explain import explain, of_graph
+    from .report import console
+    from .tasks import Settings, parse
+
+    own, rest = _split(words, ["json"])
+    files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
+    entries = parse([word for word in rest if word not in files], Settings(directions=("BWD_D",)))
+    if not entries and not files:
+        raise UsageError("nothing to explain: give a descriptor, a problem line or a graph file")
+    screen = console()
+    plain = "utf" not in screen.encoding.lower()
+    width = min(screen.width, 120)
+    told = [t for file in files for t in of_graph(read_file(file).graph(), width=width, plain=plain)]
+    told += [t for entry in entries for t in explain(entry, width=width, plain=plain)]
+    for index, (facts, lines) in enumerate(told):
+        if "json" in own:
+            print(json.dumps(facts))
+            continue
+        if index:
+            print()
+        print("\n".join(lines))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "check": _check,
+    "bench": _bench,
+    "ops": _ops,
+    "explain": _explain,
+}
+
+_ABOUT = {
+    "run": "run graphs from oneDNN's JSON files, with the grammar of benchdnn's graph driver",
+    "check": "compute problems on integers and compare the results to the bit",
+    "bench": "time problems beside the machine's limits and other libraries",
+    "ops": "show the operations: tensors, attributes, types",
+    "explain": "show what a problem comes to, its plan, and where the kernel lands",
+}
+
+_EXAMPLES = {
+    "run": """
+  convgrad run examples/layer.json
+  convgrad run --mode=P examples/layer.json
+  convgrad run --dt=f32,bf16 --in-shapes=0:4x64x28x28 --case=examples/conv.json
+  convgrad run --reset --in-shapes=0:1x14x14x128 --op-attrs=0:data_format:NXC*dst_shape:1x28x28x32 --case=FILE
+  convgrad run --batch=FILE
+""",
+    "check": """
+  convgrad check ic16oc16_ih7kh3ph1
+  convgrad check --dir=BWD_D,BWD_W --dt=f32,bf16 --tag=nxc mb8ic64ih56oc64oh56kh3ph1
+  convgrad check --deconv g2mb256oc96oh27ic256ih27kh5ph2
+  convgrad check --batch=shapes_resnet_50 --match=res4
+  convgrad check 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
+""",
+    "bench": """
+  convgrad bench mb8ic64ih56oc64oh56kh3ph1
+  convgrad bench --dir=BWD_D --tag=nxc --peers=torch --batch=shapes_resnet_50
+  convgrad bench examples/layer.json --json
+""",
+    "ops": """
+  convgrad ops
+  convgrad ops ConvTransposeBackwardData
+  convgrad ops --json
+""",
+    "explain": """
+  convgrad explain ic16oc16_ih7kh3sh2dh1
+  convgrad explain --dir=BWD_W --dt=bf16 --tag=nxc mb8ic64ih56oc64oh28kh3sh2ph1
+  convgrad explain examples/conv_transpose.json
+""",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .. import __version__
+
+    commands = "\n".join(f"  {name:<8} {text}" for name, text in _ABOUT.items())
+    parser = argparse.ArgumentParser(
+        "convgrad",
+        description="Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them.",
+        epilog=f"commands:\n{commands}\n\n`convgrad COMMAND --help` has examples. Exit codes: 0 all passed, "
+        "1 some failed or\nwere refused, 2 wrong usage, 130 interrupted.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"convgrad {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    return parser
+
+
+def _help(command: str) -> str:
+    """The help of a command, from the rows of its options."""
+    from . import driver, tasks
+
+    parser = argparse.ArgumentParser(
+        f"convgrad {command}",
+        usage=f"convgrad {command} [OPTIONS] {'[NAME]' if command == 'ops' else 'WHAT ...'}",
+        description=f"{_ABOUT[command][0].upper()}{_ABOUT[command][1:]}.",
+        epilog=f"examples:{_EXAMPLES[command].rstrip()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables")
+    if command == "run":
+        for option in driver.OPTIONS.values():
+            form = {"metavar": option.form} if option.form else {"action": "store_true"}
+            text = option.text + ("; commas for alternatives" if option.multiple else "")
+            parser.add_argument(f"--{option.name}", help=text.replace("%", "%%"), **form)  # type: ignore[arg-type]
+    if command in ("check", "bench", "explain"):
+        parser.add_argument("--conv", action="store_true", help="descriptors are convolutions (the default)")
+        parser.add_argument("--deconv", action="store_true", help="descriptors are transposed convolutions")
+        for name, text in tasks.OPTIONS.items():
+            parser.add_argument(f"--{name}", help=text.replace("%", "%%"), metavar="VALUE")
+    if command == "check":
+        parser.add_argument("--engine", help="cpu, or reference (NumPy)", metavar="NAME")
+    if command == "bench":
+        parser.add_argument("--peers", help="other libraries: torch, onednn (all that are installed)", metavar="NAMES")
+        parser.add_argument("--budget", help="seconds for one problem (2)", metavar="SECONDS")
+    if command in ("run", "check", "bench"):
+        parser.add_argument("-v", dest="v", help="show every case", metavar="N")
+    return parser.format_help()

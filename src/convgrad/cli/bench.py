@@ -1,0 +1,155 @@
+"""`convgrad bench`: how long problems take here, beside what the machine can do and beside other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .. import engine, timing
+from ..cpu.threads import get_num_threads
+from ..errors import ConvgradError, SpecError
+from ..graph import writer
+from ..spec import Problem
+from . import fill, run
+from .driver import Case
+from .report import Outcome, State
+from .tasks import Entry, Task, arrays, tasks
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to measure against, and for how long."""
+
+    peers: tuple[str, ...] = ()
+    pace: timing.Pace = field(default_factory=timing.Pace)
+
+    @property
+    def machine(self) -> timing.Machine:
+        """The limits of this machine, measured once."""
+        return _machine(get_num_threads())
+
+
+@lru_cache(maxsize=4)
+def _machine(threads: int) -> timing.Machine:
+    return timing.measure_machine(threads, 1.0)
+
+
+def peers() -> dict[str, ModuleType]:
+    """The other libraries that are installed."""
+    from ..peers import onednn, torch
+
+    found: dict[str, ModuleType] = {"torch": torch, "onednn": onednn}
+    return {name: peer for name, peer in found.items() if peer.available() is None}
+
+
+def bench_entry(entry: Entry, bench: Bench) -> Iterator[Outcome]:
+    """Measure every problem of an entry; a result that is wrong is not timed."""
+    try:
+        for task in tasks(entry):
+            yield bench_task(task, bench)
+    except ConvgradError as error:
+        yield Outcome(f"convgrad bench '{entry.text}'", State.refused, f"{error} ({error.status})")
+
+
+def bench_task(task: Task, bench: Bench) -> Outcome:
+    """Check and measure one problem."""
+    began = perf_counter()
+    line = task.line("bench")
+    try:
+        given = arrays(task)
+        out = given.pop(task.problem.wanted)
+        kernel = engine.find(task.problem)
+        engine.run(task.problem, given, out, kernel)
+    except ConvgradError as error:
+        return Outcome(line, State.refused, f"{error} ({error.status})", 0.0, task.fields)
+    if not task.problem.accumulate:
+        verdict = fill.check(task.op, task.problem, given, out)
+        if not verdict.passed:
+            return Outcome(line, State.failed, str(verdict), perf_counter() - began, task.fields)
+    inputs = [given[arg.role] for arg in task.op.inputs if arg.role in given]
+
+    def ours() -> None:
+        engine.run(task.problem, given, out, kernel)
+
+    fields = side_by_side(bench, task.problem, task.op.kind, task.attributes, inputs, out, ours)
+    return Outcome(line, State.passed, "", perf_counter() - began, task.fields | fields)
+
+
+def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome]:
+    """Check and measure every operation of a graph."""
+    began = perf_counter()
+    try:
+        document = run.document(case.path)
+        whole = document.replace(engine_kind="cpu").graph().compile()
+        tensors = run.tensors_for(whole)
+        for step in whole.steps:
+            run.execute(step, tensors)
+            verdict = run.judge(step, tensors, whole)
+            fields: dict[str, Any] = {"problem": step.node.name, "dir": step.node.row.kind}
+            fields |= {"dt": str(step.inputs[0].dtype), "tag": str(step.node.attrs.get("data_format", "")).lower()}
+            line = f"convgrad bench {case.name}"
+            if not verdict.passed:
+                yield Outcome(line, State.failed, f"{step.node.name}: {verdict}", perf_counter() - began, fields)
+                continue
+            if step.problem is None:
+                fields["ms"] = run.timed(step, tensors, bench.pace)["ms"]
+                yield Outcome(line, State.passed, "", perf_counter() - began, fields)
+                continue
+            try:
+                attributes: Mapping[str, Any] | None = writer.attributes(step.node)
+            except SpecError:
+                attributes = None
+            inputs = [tensors[t.id] for t in step.inputs]
+            out = tensors[step.outputs[0].id]
+            kind = step.node.row.kind
+
+            def ours(step: Any = step) -> None:
+                run.execute(step, tensors)
+
+            fields |= side_by_side(bench, step.problem, kind, attributes, inputs, out, ours)
+            yield Outcome(line, State.passed, "", perf_counter() - began, fields)
+    except ConvgradError as error:
+        yield Outcome(f"convgrad bench {case.name}", State.refused, f"{error} ({error.status})")
+
+
+def side_by_side(
+    bench: Bench,
+    problem: Problem,
+    kind: str,
+    attributes: Mapping[str, Any] | None,
+    inputs: Sequence[Array],
+    out: Array,
+    ours: Callable[[], None],
+) -> dict[str, Any]:
+    """Times of convgrad and of the peers that take the problem, and the share of the machine's best."""
+    callables: dict[str, Callable[[], object]] = {"convgrad": ours}
+    for name, peer in peers().items():
+        if name in bench.peers and attributes is not None:
+            try:
+                arrays = (inputs,) if name == "torch" else (inputs, np.empty_like(out))
+                known = {k: v for k, v in attributes.items() if k != "out_dtype"}
+                if problem.out_dtype != problem.dtype:
+                    continue
+                callables[name] = peer.Compiled(kind, known, *arrays)
+                callables[name]()
+            except (ValueError, RuntimeError):
+                callables.pop(name, None)
+    times = timing.alternate(callables, bench.pace)
+    least = times["convgrad"].least
+    limit, bound = bench.machine.bound(problem.flops, problem.bytes, problem.dtype)
+    fields: dict[str, Any] = {
+        "ms": least * 1e3,
+        "GFLOP/s": problem.flops / least / 1e9,
+        "of peak": f"{limit / least:.0%} {bound}",
+    }
+    for name in bench.peers:
+        fields[f"{name} ms"] = times[name].least * 1e3 if name in times else None
+    return fields

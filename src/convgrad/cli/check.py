@@ -1,0 +1,43 @@
+"""`convgrad check`: problems computed on integers and compared to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+
+import numpy as np
+
+from .. import engine, reference
+from ..errors import ConvgradError
+from . import fill
+from .report import Outcome, State
+from .tasks import Entry, Task, arrays, tasks
+
+
+def check_entry(entry: Entry, chosen: str = "cpu") -> Iterator[Outcome]:
+    """Check every problem of an entry."""
+    try:
+        for task in tasks(entry):
+            yield check_task(task, chosen)
+    except ConvgradError as error:
+        yield Outcome(f"convgrad check '{entry.text}'", State.refused, f"{error} ({error.status})")
+
+
+def check_task(task: Task, chosen: str = "cpu") -> Outcome:
+    """Compute one problem and compare."""
+    began = perf_counter()
+    try:
+        given = arrays(task)
+        out = given.pop(task.problem.wanted)
+        prior = None
+        if task.problem.accumulate:
+            prior = np.array(reference.canonical(out, task.problem, task.problem.wanted))
+        kernel = engine.find(task.problem) if chosen == "cpu" else None
+        engine.run(task.problem, given, out, kernel)
+        verdict = fill.check(task.op, task.problem, given, out, prior)
+    except ConvgradError as error:
+        return Outcome(task.line("check"), State.refused, f"{error} ({error.status})", 0.0, task.fields)
+    state = State.passed if verdict.trusted else State.mistrusted
+    if not verdict.passed:
+        state = State.failed
+    return Outcome(task.line("check"), state, str(verdict), perf_counter() - began, task.fields)
