@@ -5,9 +5,10 @@ unpacked after it. Padding, layout and dtype are dealt with here and nowhere els
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .ir import Function, Module, Value
-from .numbers import LINE, Numbers, size_of, transpose
+from .numbers import LINE, Numbers, shuffle, size_of, transpose
 from .plan import Packed
 
 
@@ -95,13 +96,13 @@ def _run(
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
             _copy(f, n, source, pixel, channels, known)
-    elif axis.stride == 1 and step == 1 and square:
+    elif axis.stride == 1 and step <= 4 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
-        turn = _turn(m, f"{name}_turn", n, channel_step, pitch)
+        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step)
         last = f.sub(channels, 1)
         with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
-            source = f.at(row, f.add(f.mul(c, channel_step), first, i), n.storage)
+            source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(i, step)), n.storage)
             target = f.at(to, f.add(f.mul(i, pitch), c), n.sum)
             f.call(turn, source, target, f.sub(high, i), f.sub(last, c))
     else:
@@ -141,15 +142,21 @@ def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known:
         move(whole, n.mask(f, rest))
 
 
-def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int) -> Function:
-    """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it."""
+def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int) -> Function:
+    """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it.
+
+    Pixels lie `step` apart: a longer vector is read and thinned out.
+    """
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
     source, to, pixels, last = f.args
-    mask = n.mask(f, pixels)
+    wide = replace(n, lanes=n.lanes * step)
+    mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
+    every = [i * step for i in range(n.lanes)]
     rows = []
     for i in range(n.lanes):
         channel = f.min(last, i)
-        rows.append(n.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask))
+        row = wide.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask)
+        rows.append(row if step == 1 else shuffle(f, wide.vector, row, row, every))
     for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
         f.store(row, f.at(to, i * pitch, n.sum), n.vector, size_of(n.sum))
     return f

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from functools import lru_cache
 
 from ..spec.problem import Problem
@@ -83,24 +82,20 @@ def _allocate(size: int) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * size)()
 
 
+# Spaces that no call uses. Lists change in one step under the GIL, so neither threads nor a fork need a lock here.
 _free: list[_Space] = []
-_lock = threading.Lock()
 
 
 def _take(size: int) -> _Space:
     """Memory of at least that size, kept from an earlier call or new."""
-    with _lock:
-        for i in range(len(_free) - 1, -1, -1):
-            if _free[i].size >= size:
-                return _free.pop(i)
-    return _Space(max(size, 1 << 16))
+    try:
+        space = _free.pop()
+    except IndexError:
+        return _Space(size)
+    return space if space.size >= size else _Space(size)
 
 
 def _give(space: _Space) -> None:
     """Keep memory for a later call, unless much is kept already."""
-    with _lock:
+    if sum(kept.size for kept in tuple(_free)) + space.size <= KEEP:
         _free.append(space)
-        while len(_free) > 1 and sum(s.size for s in _free) > KEEP:
-            _free.pop(min(range(len(_free)), key=lambda i: _free[i].size))
-        if len(_free) == 1 and _free[0].size > KEEP:
-            _free.clear()
