@@ -842,7 +842,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
             if lane_part > 1:
                 lane_part = ceil(lane_part / 2)
             elif row_part >= 2 * rows:
-                row_part = ceil(crow / (ceil(crow / row_part) + 1))
+                row_part = min(row_part - 1, ceil(crow / (ceil(crow / row_part) + 1)))
             else:
                 break
         row_part = ceil(crow / ceil(crow / row_part))
