@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+import numpy as np
+
 from ..spec.problem import Problem
 from . import gather, jit, reduce, threads
+from .numbers import LINE
 from .plan import Declined, Gather, Plan, Reduce, make_plan
 from .target import Target
 
@@ -68,18 +71,14 @@ def explain(problem: Problem, target: Target, team: int) -> Plan:
 
 
 class _Space:
-    """Aligned memory for one call."""
+    """Aligned memory for one call, its values not set."""
 
     __slots__ = ("address", "memory", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.memory = ctypes.create_string_buffer(0) if size == 0 else _allocate(size + 64)
-        self.address = -(-ctypes.addressof(self.memory) // 64) * 64
-
-
-def _allocate(size: int) -> ctypes.Array[ctypes.c_char]:
-    return (ctypes.c_char * size)()
+        self.memory = np.empty(size + LINE, np.uint8)
+        self.address: int = -(-self.memory.__array_interface__["data"][0] // LINE) * LINE
 
 
 # Spaces that no call uses. Lists change in one step under the GIL, so neither threads nor a fork need a lock here.
