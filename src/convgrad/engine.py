@@ -51,7 +51,7 @@ def _found(problem: Problem, target: Any, threads: int) -> Any:
     if not all(problem.size(role) for role in ("x", "w", "y")):
         return "nothing to sum: a tensor is empty"
     from .cpu import kernel
-    from .cpu.plan import Declined
+    from .cpu.nests import Declined
 
     found = kernel.find(problem, target, threads)
     return found.reason if isinstance(found, Declined) else found

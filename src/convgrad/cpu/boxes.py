@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .ir import Function, Module, Value
+from .nests import Packed
 from .numbers import LINE, Numbers, shuffle, size_of, transpose
-from .plan import Packed
 
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from .boxes import pack, unpack, zero
 from .ir import Function, Module, Value
+from .nests import Gather, entry_steps
 from .numbers import LINE, Numbers, shuffle, size_of, transpose
-from .plan import Gather, entry_steps
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")

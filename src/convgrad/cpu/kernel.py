@@ -9,8 +9,9 @@ import numpy as np
 
 from ..spec.problem import Problem
 from . import gather, jit, reduce, threads
+from .nests import Declined, Gather, Plan, Reduce
 from .numbers import LINE
-from .plan import Declined, Gather, Plan, Reduce, make_plan
+from .plan import make_plan
 from .target import Target
 
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls

@@ -1,41 +1,36 @@
 """How a problem is computed on a CPU. A pure function of problem, target and threads; every heuristic lives here.
 
-Two loop nests serve the three computations:
-
-`Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
-    out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
-Forward has sigma = stride and phi = 1. The data gradient has sigma = 1 and phi = stride: an x at q*stride + a meets
-only the taps of its own phase a, so each phase is a convolution with stride 1 over y and no product with a zero that
-the stride made. A box of pixels and its halo is packed into a zero-padded band; a register tile of rows (pixels) and
-lanes (channels) then runs without a condition.
-
-`Reduce` computes w. Each weight sums over all pixels:
-    w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
-A register tile of rows (one side's channels) and lanes (the other side's) runs over the pixels of one packed box after
-another, always in the same order, so the sum has a fixed shape.
-
 Batch is treated as one more spatial axis with a kernel of 1, and axes that nothing tells apart are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import ceil, prod
 
 from ..dtypes import DTYPES
 from ..spec.problem import Ints, Problem
+from .nests import (
+    Declined,
+    Gather,
+    Packed,
+    Phase,
+    Plan,
+    Reduce,
+    Stretch,
+    Walk,
+    entry_steps,
+    pitch,
+    reduce_pitch,
+    up,
+)
 from .target import Target
 
 AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
-
-
-def up(value: int, step: int) -> int:
-    """The next multiple."""
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)
@@ -95,374 +90,6 @@ def simplify(p: Problem) -> Shape:
     filler = [Axis(1, 1)] * (AXES - len(merged))
     channels = (p.x_strides[1:3], p.y_strides[1:3], p.w_strides[:3])
     return Shape(tuple(filler + merged), p.g, p.cx, p.cy, *channels)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """How one axis of a tensor is copied into a band.
-
-    Entry e of the band holds coordinate start + e; or, when `offsets` are given, the band holds one run of `count`
-    entries per offset, entry q of run r being coordinate start + q*step + offsets[r].
-    """
-
-    size: int
-    stride: int
-    count: int
-    step: int = 1
-    offsets: Ints = (0,)
-
-    @property
-    def extent(self) -> int:
-        """Entries along this axis."""
-        return self.count * len(self.offsets)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Positions q of an axis, of one residue, that meet the same taps: start <= q < stop."""
-
-    residue: int
-    start: int
-    stop: int
-    taps: tuple[tuple[int, int], ...]  # (k, entry in the band)
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Positions that share their taps on every axis. `first` and `count` pick their taps from the plan's list."""
-
-    first: int
-    count: int
-    residues: Ints
-    starts: Ints
-    stops: Ints
-
-
-@dataclass(frozen=True)
-class Walk:
-    """One axis of a gather: how the output walks over the input."""
-
-    out: int
-    phi: int
-    sigma: int
-    out_step: int
-    box: int  # positions q that one task covers
-    low: int  # coordinate of the band's first entry, for q = 0
-    stride_in_band: int  # entries between the inputs of neighbouring q
-    stretches: tuple[Stretch, ...]
-
-    @property
-    def boxes(self) -> int:
-        """How many boxes the axis is cut into."""
-        return ceil(ceil(self.out / self.phi) / self.box)
-
-
-@dataclass(frozen=True)
-class Gather:
-    """The plan for y or x. See the module's text for the loop nest."""
-
-    wanted: str
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int
-    vectors: int
-    groups: int  # computed one after another
-    cin: int  # channels to sum over, in a group
-    cout: int  # channels wanted, in a group
-    share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
-    pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction
-    chunk: int  # channels summed in one go
-    walks: tuple[Walk, ...]
-    packs: tuple[Packed, ...]
-    in_place: bool
-    staged: bool
-    pitch: int
-    in_channel: Ints  # strides of (group, channel)
-    out_channel: Ints
-    w_strides: Ints  # strides of (group, out, in)
-    taps: Ints  # offset in w of each kernel element
-    meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
-    phases: tuple[Phase, ...]
-    block_groups: int  # tasks that share one box, each with a part of the channels
-    bias: int | None
-    accumulate: bool
-    half: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
-
-    @property
-    def block(self) -> int:
-        """Lanes of one block of wanted channels."""
-        return self.lanes * self.vectors
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of wanted channels in a group."""
-        return ceil(self.cout / self.block)
-
-    @property
-    def chunks(self) -> int:
-        """Parts that the sum over channels is cut into."""
-        return max(1, ceil(self.cin / self.chunk))
-
-    @property
-    def pixels(self) -> int:
-        """Room for the positions of a box, those of each phase rounded up to whole tiles."""
-        return prod(w.box * w.phi for w in self.walks) + self.rows * len(self.phases)
-
-    @property
-    def boxes(self) -> int:
-        """Boxes over all axes."""
-        return prod(w.boxes for w in self.walks)
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        return self.groups * self.boxes * self.block_groups
-
-    @property
-    def width(self) -> int:
-        """Channels that one step takes."""
-        return 2 if self.pairs else 1
-
-    @property
-    def unit(self) -> str:
-        """The type of an element in the band."""
-        return "i16" if self.pairs else self.sum
-
-    @property
-    def panel(self) -> int:
-        """Elements of the packed weights of one block of channels; a pair is one."""
-        return len(self.taps) * (self.cin // self.width) * self.block
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
-        line = 16
-        slack = self.lanes * self.pitch
-        band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
-        region = prod(w.box * w.phi for w in self.walks) + self.lanes
-        stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
-        table = 2 * (self.pixels + len(self.phases)) * (8 // DTYPES[self._sum_dtype].size)
-        return {
-            "weights": up(self.groups * self.blocks * self.panel, line),
-            "bias": up(self.groups * self.blocks * self.block, line),
-            ".band": up(ceil(band / self.width), line),
-            ".stage": up(stage, line),
-            ".table": up(table, line),
-        }
-
-    @property
-    def _sum_dtype(self) -> str:
-        return "f32" if self.sum == "float" else "f64"
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of all buffers, for all threads."""
-        return _workspace(self.sizes, self.threads, DTYPES[self._sum_dtype].size)
-
-    def __str__(self) -> str:
-        return _printed(self)
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """The plan for w. See the module's text for the loop nest."""
-
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int  # accumulators down the tile: channels of the row side, or taps times channels when groups share lanes
-    vectors: int
-    groups: int
-    row_side: str  # whose channels are the rows of the tile: "x" or "y"
-    crow: int  # channels on the rows, in a group
-    clane: int  # channels in the lanes, in a group
-    share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
-    pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
-    sizes_y: Ints  # pixels of y along each axis
-    box: Ints
-    x_packs: tuple[Packed, ...]
-    x_low: Ints
-    x_sigma: Ints
-    x_walk: Ints  # elements between the x of neighbouring o, along each axis
-    y_packs: tuple[Packed, ...]
-    y_walk: Ints
-    in_place: bool  # the row side is read where it lies
-    row_part: int  # row channels of one task
-    lane_part: int  # blocks of lanes of one task
-    x_channel: Ints
-    y_channel: Ints
-    w_strides: Ints  # strides of (group, row, lane)
-    taps: Ints  # offset in w of each kernel element
-    entries: Ints  # elements into the band of x, of each
-    reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
-    slices: int  # the sum over boxes is cut into so many parts, added in order
-    accumulate: bool
-    half: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
-
-    @property
-    def block(self) -> int:
-        """Lanes of one block."""
-        return self.lanes * self.vectors
-
-    @property
-    def lane_blocks(self) -> int:
-        """Blocks of lanes in a group."""
-        return ceil(self.clane / self.block)
-
-    @property
-    def row_parts(self) -> int:
-        """Parts that the row channels are cut into."""
-        return ceil(self.crow / self.row_part)
-
-    @property
-    def lane_parts(self) -> int:
-        """Parts that the blocks of lanes are cut into."""
-        return ceil(self.lane_blocks / self.lane_part)
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        return self.groups * self.row_parts * self.lane_parts * self.slices
-
-    @property
-    def box_counts(self) -> Ints:
-        """Boxes along each axis."""
-        return tuple(ceil(n / b) for n, b in zip(self.sizes_y, self.box, strict=True))
-
-    @property
-    def tap_step(self) -> int:
-        """Taps that one tile serves."""
-        return self.rows // self.share[0] if self.share else 1
-
-    @property
-    def tiles(self) -> int:
-        """Register tiles for one block of lanes: along the row channels, or along the taps when groups share lanes."""
-        if self.share:
-            return ceil(len(self.taps) / self.tap_step)
-        return ceil(self.row_part / self.rows)
-
-    @property
-    def slab(self) -> int:
-        """Elements of the sums of one task."""
-        return self.lane_part * self.tiles * (1 if self.share else len(self.taps)) * self.rows * self.block
-
-    @property
-    def x_entries(self) -> int:
-        """Pixels in the band of x."""
-        return prod(p.extent for p in self.x_packs)
-
-    @property
-    def y_entries(self) -> int:
-        """Pixels in the band of y."""
-        return prod(p.extent for p in self.y_packs)
-
-    @property
-    def y_steps(self) -> int:
-        """Entries in the band of y: pixels, or pairs of them."""
-        return self.y_entries // 2 if self.pairs else self.y_entries
-
-    @property
-    def x_pitch(self) -> int:
-        """Elements between pixels in the band of x."""
-        return reduce_pitch(self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x")
-
-    @property
-    def y_pitch(self) -> int:
-        """Elements between pixels in the band of y."""
-        return reduce_pitch(self.row_side == "y", self.row_part, self.lanes, self.block, self.share, "y")
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
-        line = 16
-        x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
-        y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
-        if self.in_place:
-            x, y = (0, y) if self.row_side == "x" else (x, 0)
-        return {
-            "sums": up(self.slab * self.tasks if self.slices > 1 else 0, line),
-            ".x": up(x + self.lanes * self.x_pitch, line),
-            ".y": up(y + self.lanes * self.y_pitch, line),
-            ".slab": up(self.slab if self.slices == 1 else 0, line),
-            ".x_raw": up(self._raw(self.x_entries, self.x_pitch), line),
-            ".y_raw": up(self._raw(self.y_entries, self.y_pitch), line),
-        }
-
-    def _raw(self, entries: int, pitch: int) -> int:
-        """Elements for pixels as they come, before they are paired."""
-        return ceil((entries + 2 * self.lanes + self.apart) * pitch / 2) if self.pairs else 0
-
-    @property
-    def apart(self) -> int:
-        """Entries in the band of x between the two pixels of a pair."""
-        return self.x_walk[-1] // self.x_pitch // 2 if self.pairs else 0
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of all buffers, for all threads."""
-        return _workspace(self.sizes, self.threads, 4 if self.sum == "float" else 8)
-
-    def __str__(self) -> str:
-        return _printed(self)
-
-
-def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
-    """Elements between pixels of a band of the weight gradient."""
-    if share:
-        return up(block // share[1] * share[0], lanes) if side == "x" else block
-    return pitch(row_part, lanes) if row else block
-
-
-@dataclass(frozen=True)
-class Declined:
-    """A problem that is left to the reference, and why."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"reference: {self.reason}"
-
-
-Plan = Gather | Reduce | Declined
-
-
-def pitch(channels: int, lanes: int) -> int:
-    """Elements between pixels of a band: whole vectors, and an odd number of them, since pixels that lie a power of two
-    apart would share a few cache sets.
-    """
-    vectors = ceil(channels / lanes)
-    return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
-
-
-def _workspace(sizes: dict[str, int], threads: int, size: int) -> int:
-    shared = sum(v for k, v in sizes.items() if not k.startswith("."))
-    own = sum(v for k, v in sizes.items() if k.startswith("."))
-    return size * (shared + threads * own)
-
-
-def _printed(plan: Gather | Reduce) -> str:
-    """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
-    name = type(plan).__name__.lower()
-    buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in plan.sizes.items()]
-    lines = [
-        f"{name}: tile {plan.rows} rows x {plan.vectors} vectors of {plan.lanes} ({plan.sum} sums), {plan.tasks} tasks",
-        f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads (elements: {', '.join(buffers)})",
-    ]
-    lines += [f"- {reason}" for reason in plan.why]
-    shown = {
-        f.name: getattr(plan, f.name)
-        for f in fields(plan)
-        if f.name not in ("why", "taps", "meetings", "phases", "walks", "entries", "reach")
-    }
-    lines += [f"  {k} = {v}" for k, v in shown.items()]
-    return "\n".join(lines)
 
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
@@ -755,14 +382,6 @@ def _phases(
         phases.append(Phase(len(meetings), len(mine), *(tuple(e) for e in ends)))
         meetings += mine
     return tuple(phases), tuple(meetings)
-
-
-def entry_steps(packs: tuple[Packed, ...]) -> list[int]:
-    """Band entries between neighbours along each axis."""
-    steps = [1] * len(packs)
-    for i in reversed(range(len(packs) - 1)):
-        steps[i] = steps[i + 1] * packs[i + 1].extent
-    return steps
 
 
 def _reduce(p: Problem, target: Target, threads: int) -> Plan:

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from .boxes import pack, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
+from .nests import Reduce
 from .numbers import LINE, Numbers, shuffle, size_of
-from .plan import Reduce
 from .tiles import Tile
 
 
