@@ -390,7 +390,7 @@ def rewrite(document: Document, case: Case) -> Document:
     if case.mb:
         for id in _batched(document):
             changed[id] = _with_batch(changed[id], case.mb)
-    ops = [_with_attrs(op, case.op_attrs.get(op.id, "")) for op in document.ops]
+    ops = [_with_attrs(op, case.op_attrs.get(op.id, ""), case.rewrites) for op in document.ops]
     unknown = set(case.op_attrs) - {op.id for op in ops}
     if unknown:
         known = ", ".join(str(op.id) for op in ops)
@@ -490,9 +490,11 @@ def _like(tensor: LogicalTensor, shape: Ints) -> Ints | None:
     return dense_strides(shape, order)
 
 
-def _with_attrs(op: Op, text: str) -> Op:
+def _with_attrs(op: Op, text: str, rewrites: bool) -> Op:
     """An operation with the attributes of an --op-attrs value; the last of two values for one name counts."""
     attrs = dict(op.attrs)
+    if rewrites and not any(attrs.get("output_padding", (1,))):
+        del attrs["output_padding"]  # Zeros say nothing, and there may be more axes now.
     for entry in filter(None, text.split("*")):
         name, colon, value = entry.partition(":")
         if not colon or not value:

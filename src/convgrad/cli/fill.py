@@ -170,7 +170,7 @@ def trust(op: Op, problem: Problem) -> float:
 
 def reached(problem: Problem) -> float:
     """The share of the wanted tensor that is not zero for want of any product, beyond padding or between windows."""
-    share = 1.0
+    share = float(all(problem.size(role) for role in problem.given))
     for axis in range(problem.rank):
         size = {"x": problem.x, "w": problem.w, "y": problem.y}[problem.wanted][axis]
         met = np.zeros(size, bool)
