@@ -1,11 +1,16 @@
-"""Arrays that end at unmapped pages: a byte read or written outside faults."""
+"""Memory that ends at unmapped pages: a byte read or written outside faults, and so does a byte written to an input."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
+
+from convgrad.cpu import kernel
+from convgrad.cpu.nests import Gather, Reduce
 
 PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -13,22 +18,100 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-NONE, READ_WRITE, PRIVATE_ANONYMOUS = 0, 3, 0x22
+NONE, READ, READ_WRITE, PRIVATE_ANONYMOUS = 0, 1, 3, 0x22
 
 
 class Guarded:
-    """Memory of `size` bytes, with an unmapped page right before it or right after it."""
+    """Memory of `size` bytes, with an unmapped page before it and one after it, `gap` bytes from it on one side.
 
-    def __init__(self, size: int, *, at_end: bool) -> None:
-        room = -(-max(size, 1) // PAGE) * PAGE
-        self.length = room + 2 * PAGE
+    `bytes` is the memory asked for, `room` all that is mapped around it.
+    """
+
+    def __init__(self, size: int, *, at_end: bool, gap: int = 0) -> None:
+        self.mapped = -(-max(size + gap, 1) // PAGE) * PAGE
+        self.length = self.mapped + 2 * PAGE
         self.base = _libc.mmap(None, self.length, NONE, PRIVATE_ANONYMOUS, -1, 0)
         if self.base in (None, ctypes.c_void_p(-1).value):
             raise MemoryError("mmap")
-        if _libc.mprotect(self.base + PAGE, room, READ_WRITE):
+        self.protect(READ_WRITE)
+        self.address = self.base + PAGE + (self.mapped - size - gap if at_end else gap)
+        self.bytes = _array(self.address, size)
+        self.room = _array(self.base + PAGE, self.mapped)
+
+    def protect(self, access: int) -> None:
+        """Allow reading, or reading and writing."""
+        if _libc.mprotect(self.base + PAGE, self.mapped, access):
             raise MemoryError("mprotect")
-        self.address = self.base + PAGE + (room - size if at_end else 0)
-        self.bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(self.address), np.uint8)
 
     def close(self) -> None:
+        """Give the memory back; who still looks at it faults."""
         _libc.munmap(self.base, self.length)
+
+
+def _array(address: int, size: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+
+
+class Workspace:
+    """What `kernel` takes for a call: exactly as large as the plan says, full of NaNs, between unmapped pages."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.memory = Guarded(size, at_end=True)
+        self.address = self.memory.address
+        self.memory.bytes[...] = 0xFF  # a NaN in every type
+        if self.address % 64:
+            raise AssertionError(f"a workspace of {size} bytes is no whole number of cache lines")
+
+
+@contextmanager
+def poisoned_workspace(look: Callable[[Workspace], None] = lambda _: None) -> Iterator[None]:
+    """Calls get a `Workspace` of their own; `look` sees it after the call."""
+    take, give = kernel._take, kernel._give
+
+    def release(space: Workspace) -> None:
+        try:
+            look(space)
+        finally:
+            space.memory.close()
+
+    kernel._take, kernel._give = Workspace, release  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        kernel._take, kernel._give = take, give
+
+
+GAP = 1024  # elements between two buffers of a workspace, in plans with gaps
+
+
+@contextmanager
+def gaps_between_buffers() -> Iterator[None]:
+    """Plans keep the buffers of their workspace apart, so that a write beyond one can be seen by `check_gaps`."""
+    plain = {kind: kind.sizes for kind in (Gather, Reduce)}
+
+    def spread(kind: type) -> property:
+        def sizes(self: Gather | Reduce) -> dict[str, int]:
+            return {k: v for name, size in plain[kind].fget(self).items() for k, v in ((name, size), (name + "~", GAP))}
+
+        return property(sizes)
+
+    for kind in plain:
+        kind.sizes = spread(kind)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for kind, sizes in plain.items():
+            kind.sizes = sizes  # type: ignore[assignment]
+
+
+def check_gaps(plan: Gather | Reduce, space: Workspace) -> None:
+    """Nothing may have been written between the buffers."""
+    item = 4 if plan.sum == "float" else 8
+    at = 0
+    shared = [(k, v) for k, v in plan.sizes.items() if not k.startswith(".")]
+    own = [(k, v) for k, v in plan.sizes.items() if k.startswith(".")]
+    for name, size in shared + own * plan.threads:
+        if name.endswith("~") and not (space.memory.bytes[at : at + size * item] == 0xFF).all():
+            raise AssertionError(f"written beyond the buffer {name[:-1]!r} of the workspace")
+        at += size * item

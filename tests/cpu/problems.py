@@ -1,163 +1,320 @@
-"""Random problems for the engine, at the level of `Problem`: geometry, strides, dtypes."""
+"""Random problems for the engine, at the level of `Problem`: geometry, strides, dtypes. And the checker of a kernel.
+
+Values are small integers, whose sums are exact in any order, so a result must equal the reference bit for bit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from convgrad import reference
 from convgrad.cpu import kernel
-from convgrad.cpu.plan import Declined
-from convgrad.cpu.target import Target
+from convgrad.cpu.nests import Declined, Gather, Reduce
+from convgrad.cpu.target import Target, named, native
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
 
-from .guard import Guarded
+from .guard import READ, READ_WRITE, Guarded, Workspace, check_gaps, gaps_between_buffers, poisoned_workspace
 
 DTYPE_NAMES = ("f32", "bf16", "f16", "f64")
+MOST = {"small": 2e7, "large": 4e8}  # floating-point operations
 
 
-def draw(rng: np.random.Generator, size: int = 12) -> Problem:
-    """A problem of a few thousand to a few million products."""
-    rank = int(rng.integers(1, 4))
+def targets() -> dict[str, Target]:
+    """Machines to write code for, all of which run here.
 
-    def ints(low: int, high: int) -> tuple[int, ...]:
-        return tuple(int(v) for v in rng.integers(low, high + 1, rank))
+    Made-up ones have a vector of 3 (1 of f64), tiles that no planner would choose, and caches so small that every
+    problem is cut into chunks, boxes, parts and slices.
+    """
+    host = native()
+    x86 = host.triple.startswith("x86_64")
+    small = {"l1": 2048, "l2": 20000}
+    found = {
+        "native": host,
+        "baseline": named("baseline"),
+        "native in small caches": replace(host, **small),
+        "vector of 3": replace(host, width=12, tile=(5, 7)),
+        "vector of 3 in small caches": replace(host, name="made up", width=12, tile=(2, 3), **small),
+        "tile 3x2 in small caches": replace(host, tile=(3, 2), **small),
+    }
+    if x86 and host.name == "avx512":
+        fewer = ",".join("-avx512bf16" if f == "+avx512bf16" else f for f in host.features.split(","))
+        found["without pairs"] = replace(host, features=fewer)
+        found["without pairs in small caches"] = replace(host, features=fewer, **small)
+        found["avx2"] = named("avx2")
+        found["avx2 in small caches"] = replace(named("avx2"), **small)
+    return found
 
+
+def draw(rng: np.random.Generator, size: str = "small") -> Problem:
+    """A problem of a few to a few million products; a large one is cut into pieces on any machine."""
     while True:
-        w = ints(1, (7, 4, 3)[rank - 1])
-        stride, dilation = ints(1, 3), ints(1, 3)
-        pad = tuple(int(rng.integers(0, 2 * k + 1)) if rng.random() < 0.7 else int(rng.integers(0, 9)) for k in w)
-        x = ints(1, (4 * size, size, size // 2)[rank - 1])
-        pads = tuple(p + int(rng.integers(0, 2 * k + 1)) for p, k in zip(pad, w, strict=True))
-        y = window_sizes(x, w, stride, dilation, pads)
-        if min(y) >= 1:
+        p = _draw_large(rng) if size == "large" else _draw(rng)
+        elements = sum(p.size(role) for role in ("x", "w", "y"))
+        if p.flops <= MOST[size] and elements <= 3e6 and prod(p.w) <= 2000:
             break
-    g = int(rng.choice([1, 1, 2, 3, 8, 16, 33]))
-    most = 40 if g <= 2 else 9 if g <= 8 else 3
-    cx, cy = (int(v) for v in rng.integers(1, most + 1, 2))
-    if g > 2 and rng.random() < 0.6:
-        cx = cy = int(rng.choice([1, 1, 2, 4]))
-    n = int(rng.integers(1, 4))
-    dtype = str(rng.choice(DTYPE_NAMES))
-    out = "f32" if dtype in ("bf16", "f16") and rng.random() < 0.3 else dtype
-    wanted = str(rng.choice(["x", "w", "y"]))
-    p = Problem(
-        wanted, dtype, out, n, g, cx, cy, x, w, y, stride, dilation, pad, (), (), (),
-        bias_stride=int(rng.integers(1, 3)) if wanted != "w" and rng.random() < 0.3 else None,
-        accumulate=bool(rng.random() < 0.25),
-    )  # fmt: skip
     return replace(p, **{f"{role}_strides": _strides(rng, p, role) for role in ("x", "w", "y")})
 
 
-def _strides(rng: np.random.Generator, p: Problem, role: str) -> tuple[int, ...]:
-    """Strides of one tensor: the usual layouts, any permutation, gaps, backwards, and for inputs broadcast axes."""
-    shape = p.shape(role)
-    axes = list(range(len(shape)))
-    space = axes[3:]
-    usual = [axes, [0, *space, 1, 2]] if role != "w" else [axes, [*space, 2, 0, 1]]
-    kind = rng.random()
-    if kind < 0.7:
-        order = usual[int(rng.integers(0, 2))]
+def numbered(seed: int) -> Problem:
+    """The problem with a number; every fiftieth is a large one."""
+    return draw(np.random.default_rng(seed), "large" if seed % 50 == 49 else "small")
+
+
+def _draw(rng: np.random.Generator) -> Problem:
+    rank = int(rng.integers(1, 4))
+    if rng.random() < 0.4:
+        axes = [_usual_axis(rng, rank) for _ in range(rank)]
     else:
+        axes = [_odd_axis(rng, rank) for _ in range(rank)]
+    g, cx, cy = _channels(rng)
+    return _problem(rng, axes, int(rng.choice([1, 1, 2, 3])), g, cx, cy)
+
+
+def _draw_large(rng: np.random.Generator) -> Problem:
+    rank = int(rng.integers(1, 4))
+    axes = []
+    for _ in range(rank):
+        k, s, d = int(rng.choice([1, 3, 3, 5])), int(rng.choice([1, 1, 2])), int(rng.choice([1, 1, 2]))
+        x = int(rng.integers(*((40, 3000), (7, 60), (5, 16))[rank - 1]))
+        axes.append(_axis(rng, x, k, s, d, int(rng.integers(0, k + 1)), int(rng.integers(0, k + 1))))
+    if rng.random() < 0.7:
+        g, (cx, cy) = 1, (int(v) for v in rng.choice([3, 16, 64, 130, 193, 256, 321, 513], 2))
+    else:
+        g = int(rng.choice([4, 32, 100]))
+        cx = cy = int(rng.choice([1, 2, 4, 8, 24]))
+    return _problem(rng, axes, int(rng.integers(1, 5)), g, cx, cy)
+
+
+Numbers = tuple[int, int, int, int, int, int]  # of an axis: x, w, y, stride, dilation, pad
+
+
+def _axis(rng: np.random.Generator, x: int, k: int, stride: int, dilation: int, pad: int, end: int) -> Numbers:
+    """An axis with so much padding at the end; more of it where the kernel does not fit."""
+    (y,) = window_sizes((x,), (k,), (stride,), (dilation,), (pad + end,))
+    return x, k, max(y, 1 + int(rng.integers(0, 3))), stride, dilation, pad
+
+
+def _usual_axis(rng: np.random.Generator, rank: int) -> Numbers:
+    k, stride, dilation = (int(rng.integers(1, most + 1)) for most in ((7, 4, 3)[rank - 1], 3, 3))
+    x = int(rng.integers(1, (48, 12, 6)[rank - 1] + 1))
+    pad, end = (int(v) for v in rng.integers(0, 2 * k + 1, 2))
+    return _axis(rng, x, k, stride, dilation, pad, end)
+
+
+ODD = (
+    *("point", "point", "same", "one", "far pad", "far stride", "far dilation", "unreached", "unmet", "wide kernel"),
+    *("long", "huge stride", "ahead"),
+)
+
+
+def _odd_axis(rng: np.random.Generator, rank: int) -> Numbers:
+    """An axis with something about it."""
+
+    def whole(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    x, k = whole(1, (40, 14, 7)[rank - 1]), whole(1, (7, 4, 3)[rank - 1])
+    kind = ODD[int(rng.integers(0, len(ODD)))]
+    if kind == "point":  # nothing tells it from its neighbours
+        return _axis(rng, x, 1, 1, whole(1, 3), 0, 0)
+    if kind == "same":
+        k |= 1
+        return _axis(rng, x, k, 1, 1, k // 2, k // 2)
+    if kind == "one":
+        return _axis(rng, 1, whole(1, 3), whole(1, 2), whole(1, 2), whole(0, 2), whole(0, 2))
+    if kind == "far pad":
+        return _axis(rng, x, k, whole(1, 3), whole(1, 2), k + whole(0, 12), whole(0, 12))
+    if kind == "far stride":
+        return _axis(rng, x, k, k + whole(1, 9), whole(1, 2), whole(0, k + 3), whole(0, k))
+    if kind == "far dilation":
+        dilation = x + whole(0, 2 * x)
+        return _axis(rng, x, max(2, k), whole(1, 2), dilation, whole(0, k * dilation), whole(0, k * dilation))
+    if kind == "unreached":  # x goes on beyond the last window
+        _, _, y, *rest = _axis(rng, x + 4, k, whole(1, 4), whole(1, 2), whole(0, 3), 0)
+        return x + 4 + whole(0, 20), k, whole(1, y), *rest
+    if kind == "unmet":  # every window lies in the padding, or nearly
+        return x, k, whole(1, 3), 1, 1, (k - 1) + whole(0, 2) + 3, *()
+    if kind == "wide kernel":
+        x = whole(1, 4)
+        return _axis(rng, x, x + whole(1, 8), whole(1, 3), whole(1, 2), whole(0, 6), whole(0, 6))
+    if kind == "long" and rank == 1:
+        return _axis(rng, whole(200, 3000), whole(1, 9), whole(1, 3), whole(1, 40), whole(0, 9), whole(0, 9))
+    if kind == "huge stride":
+        return _axis(rng, whole(1, 90), k, whole(10, 80), whole(1, 3), whole(0, 30), whole(0, 30))
+    # "ahead": the first window begins inside x
+    return _axis(rng, x + 5, k, whole(1, 2), 1, -whole(1, 4), whole(0, 5))
+
+
+# One below, at and one above the lanes of every type and machine, and blocks of several vectors with one more.
+EDGES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 47, 48, 49, 63, 64, 65, 97, 129]
+
+
+def _channels(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Groups, and the channels of one in x and in y."""
+    kind = rng.random()
+    if kind < 0.35:
+        cx, cy = (int(v) for v in rng.choice(EDGES, 2))
+        return int(rng.choice([1, 1, 1, 2, 3])), cx, cy
+    if kind < 0.5:
+        cx, cy = (int(v) for v in rng.integers(1, 41, 2))
+        return int(rng.choice([1, 2])), cx, cy
+    g = int(rng.choice([2, 3, 5, 8, 15, 16, 17, 33, 64]))
+    if kind < 0.8:
+        c = int(rng.choice([1, 1, 1, 2, 4, 8]))
+        return g, c, c
+    cx, cy = (int(v) for v in rng.integers(1, 10 if g <= 8 else 5, 2))
+    return g, cx, cy
+
+
+def _problem(rng: np.random.Generator, axes: Sequence[Numbers], n: int, g: int, cx: int, cy: int) -> Problem:
+    dtype = str(rng.choice(DTYPE_NAMES))
+    out = "f32" if dtype in ("bf16", "f16") and rng.random() < 0.3 else dtype
+    wanted = str(rng.choice(["x", "w", "y"]))
+    bias = int(rng.choice([1, 1, 1, 2, -1, 0])) if wanted != "w" and rng.random() < 0.3 else None
+    sizes = tuple(zip(*axes, strict=True))
+    return Problem(wanted, dtype, out, n, g, cx, cy, *sizes, (), (), (), bias, bool(rng.random() < 0.25))
+
+
+def _strides(rng: np.random.Generator, p: Problem, role: str) -> tuple[int, ...]:
+    """Strides of one tensor: the usual layouts, any permutation, gaps, backwards, and for inputs broadcast axes.
+
+    Groups and channels of x and y are one axis of the caller's array: a group is all its channels away from the next.
+    Weights of old documents put the group on either channel, so there the three are on their own.
+    """
+    shape = p.shape(role)
+    merged = shape if role == "w" else (shape[0], shape[1] * shape[2], *shape[3:])
+    axes = list(range(len(merged)))
+    if role == "w":
+        space = axes[3:]
+        # OIX and XIO, the same with the group on the other channel, and both turned around.
+        usual = [axes, [*space, 2, 0, 1], [1, 0, 2, *space], [*space, 1, 0, 2], [2, 0, 1, *space], [*space, 0, 1, 2]]
+        usual = usual[: int(rng.choice([2, 2, 6]))]
+    else:
+        usual = [axes, [0, *axes[2:], 1]]
+    kind = rng.random()
+    order = usual[int(rng.integers(0, len(usual)))]
+    if kind > 0.7:
         order = [int(a) for a in rng.permutation(axes)]
-    padded = list(shape)
-    if kind > 0.85:
-        padded = [s + int(rng.integers(0, 3)) for s in shape]
-    strides = list(dense_strides(tuple(padded), tuple(order)))
-    # The group axis must be a whole number of channels away, as every bound problem has it.
-    if role != "w":
-        strides[1] = strides[2] * shape[2] if order.index(1) + 1 == order.index(2) else strides[1]
-        if order.index(1) + 1 != order.index(2) or padded[2] != shape[2]:
-            return settle(shape, dense_strides(shape, tuple(usual[int(rng.integers(0, 2))])))
+    room = [s + int(rng.integers(0, 3)) for s in merged] if kind > 0.85 else merged
+    strides = list(dense_strides(tuple(room), tuple(order)))
     if kind > 0.9:
-        strides = [-s if rng.random() < 0.3 and i != 1 and i != 2 else s for i, s in enumerate(strides)]
+        strides = [-s if rng.random() < 0.3 else s for s in strides]
     if kind > 0.95 and role != p.wanted:
-        axis = int(rng.choice([0, *space]))
-        strides[axis] = 0
+        strides[int(rng.integers(0, len(strides)))] = 0
+    if role != "w":
+        strides[1:2] = [strides[1] * shape[2], strides[1]]
     return settle(shape, tuple(strides))
 
 
 class Memory:
-    """The tensors of a problem, each in memory that ends at an unmapped page."""
+    """The tensors of a problem, each in memory that begins or ends at an unmapped page. Inputs cannot be written to."""
 
     def __init__(self, p: Problem, rng: np.random.Generator) -> None:
         self.p = p
-        self.held: list[Guarded] = []
+        self.held: dict[str, Guarded] = {}
         self.address: dict[str, int] = {}
         self.view: dict[str, np.ndarray] = {}
         for role in ("x", "w", "y"):
-            self.address[role], self.view[role] = self._tensor(role, rng)
-        self.bias = 0
-        self.bias_view = None
-        if p.bias_stride is not None:
+            self._place(role, p.dtype_of(role), p.shape(role), p.strides(role), rng)
+        if p.bias_stride is None:
+            self.address["bias"] = 0
+        else:
             count = p.g * (p.cy if p.wanted == "y" else p.cx)
-            memory = self._memory(((count - 1) * p.bias_stride + 1) * DTYPES[p.dtype].size, rng)
-            values = memory.bytes.view(DTYPES[p.dtype].numpy)
-            values[...] = rng.integers(-4, 5, values.size).astype(values.dtype)
-            self.bias, self.bias_view = memory.address, values[:: p.bias_stride].reshape(p.g, -1)
+            self._place("bias", p.dtype, (count,), (p.bias_stride,), rng)
+        for role, memory in self.held.items():
+            if role != p.wanted:
+                memory.protect(READ)
 
-    def _memory(self, size: int, rng: np.random.Generator) -> Guarded:
-        memory = Guarded(size, at_end=bool(rng.random() < 0.6))
-        self.held.append(memory)
-        return memory
+    @property
+    def given(self) -> dict[str, np.ndarray]:
+        """What the reference takes."""
+        given = {role: self.view[role] for role in self.p.given}
+        if "bias" in self.view:
+            given["bias"] = self.view["bias"].reshape(self.p.g, -1)
+        return given
 
-    def _tensor(self, role: str, rng: np.random.Generator) -> tuple[int, np.ndarray]:
-        p = self.p
-        dtype = DTYPES[p.dtype_of(role)].numpy
-        shape, strides = p.shape(role), p.strides(role)
+    def _place(
+        self, name: str, dtype_name: str, shape: tuple[int, ...], strides: tuple[int, ...], rng: np.random.Generator
+    ) -> None:
+        dtype = DTYPES[dtype_name].numpy
         low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
         high = sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
-        memory = self._memory((high - low + 1) * dtype.itemsize, rng)
+        # Some arrays do not even lie at whole elements; the unmapped page is then a byte away.
+        gap = int(rng.integers(1, dtype.itemsize)) if rng.random() < 0.05 else 0
+        memory = Guarded((high - low + 1) * dtype.itemsize, at_end=bool(rng.random() < 0.6), gap=gap)
+        self.held[name] = memory
         flat = memory.bytes.view(dtype)
-        top = 2 if p.dtype != "f64" and p.dtype != "f32" else 5
+        top = 5 if self.p.dtype in ("f32", "f64") else 2
         flat[...] = rng.integers(-top, top + 1, flat.size).astype(dtype)
-        view = np.lib.stride_tricks.as_strided(
-            flat[-low:] if low else flat, shape, [s * dtype.itemsize for s in strides], writeable=True
+        self.view[name] = np.lib.stride_tricks.as_strided(
+            flat[-low:], shape, [s * dtype.itemsize for s in strides], writeable=True
         )
-        return memory.address - low * dtype.itemsize, view
+        self.address[name] = memory.address - low * dtype.itemsize
 
     def close(self) -> None:
         self.view.clear()
-        self.bias_view = None
-        for memory in self.held:
+        for memory in self.held.values():
+            memory.protect(READ_WRITE)
             memory.close()
 
 
-def check(p: Problem, target: Target, teams: tuple[int, ...], seed: int) -> str:
-    """Compute on each number of threads into poisoned memory; must equal the reference bit for bit. "" or what failed."""
+def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: bool = False) -> str:
+    """Compute on each number of threads into poisoned memory: must equal the reference bit for bit.
+
+    Anything else raises; the answer is why the engine declined the problem, or nothing. With `gaps` the buffers of the
+    workspace are kept apart, and writes beyond them raise too.
+    """
+    if Problem.parse(str(p)) != p:
+        raise AssertionError(f"the problem's text reads back as {Problem.parse(str(p))}")
     memory = Memory(p, np.random.default_rng(seed))
-    try:
-        given: dict[str, np.ndarray] = {role: memory.view[role] for role in p.given}
-        if memory.bias_view is not None:
-            given["bias"] = memory.bias_view
-        place = memory.view[p.wanted]
-        before = place.copy()
-        expected = np.asarray(reference.compute(p, given, before.copy() if p.accumulate else None))
-        whole = memory.held[("x", "w", "y").index(p.wanted)].bytes
-        whole_before = whole.copy()
-        for team in teams:
-            found = kernel.find(p, target, team)
-            if isinstance(found, Declined):
-                return f"declined: {found.reason}"
-            whole[...] = whole_before
-            if not p.accumulate:
-                place[...] = np.nan
-            gaps = whole.copy()
-            found(memory.address["x"], memory.address["w"], memory.address["y"], memory.bias)
-            bits = np.dtype(f"u{place.dtype.itemsize}")
-            if not np.array_equal(place.copy().view(bits), expected.copy().view(bits)):
-                wrong = np.argwhere(place.copy().view(bits) != expected.copy().view(bits))
-                zeros = np.asarray(place, np.float64) == np.asarray(expected, np.float64)
-                if not zeros.all():
-                    return f"{target.name} on {team} threads: {len(wrong)} of {place.size} differ, first at {wrong[0].tolist()}"
-            # Nothing between the elements may change.
-            result = place.copy()
-            place[...] = before if p.accumulate else np.asarray(np.nan).astype(place.dtype)
-            if not np.array_equal(whole, gaps):
-                return f"{target.name} on {team} threads: wrote between the elements"
-            place[...] = result
-        return ""
-    finally:
-        memory.close()
+    with ExitStack() as stack:
+        stack.callback(memory.close)
+        if gaps:
+            stack.enter_context(gaps_between_buffers())
+        return _check(p, memory, target, teams, gaps)
+
+
+def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gaps: bool) -> str:
+    place, room = memory.view[p.wanted], memory.held[p.wanted].room
+    before = place.copy()
+    expected = np.asarray(reference.compute(p, memory.given, before.copy() if p.accumulate else None))
+    nothing = before if p.accumulate else np.full_like(before, np.nan)
+    first: np.ndarray | None = None
+    for team in teams:
+        # A kernel made with gaps must not be found by those who look for one without.
+        found = (kernel.find.__wrapped__ if gaps else kernel.find)(p, target, team)
+        if isinstance(found, Declined):
+            return found.reason
+        place[...] = nothing
+        around = room.copy()
+        with poisoned_workspace(lambda space, plan=found.plan: _look(plan, space, gaps)):
+            found(*(memory.address[name] for name in ("x", "w", "y", "bias")))
+        result = place.copy()
+        wrong = np.argwhere(result.astype(np.float64) != expected.astype(np.float64))
+        if len(wrong):
+            at = tuple(wrong[0])
+            raise AssertionError(
+                f"on {team} threads {len(wrong)} of {result.size} differ, first at {[int(i) for i in at]}: "
+                f"{result[at]} instead of {expected[at]}"
+            )
+        if first is not None and first.tobytes() != result.tobytes():
+            raise AssertionError(f"other bits on {team} threads than on {teams[0]}")
+        first = result
+        # Between the elements, and around them, nothing may change.
+        place[...] = nothing
+        if not np.array_equal(room, around):
+            raise AssertionError(f"on {team} threads something was written between or around the elements")
+    return ""
+
+
+def _look(plan: Gather | Reduce, space: Workspace, gaps: bool) -> None:
+    if plan.workspace != space.size:
+        raise AssertionError(f"a workspace of {space.size} bytes for a plan of {plan.workspace}")
+    if gaps:
+        check_gaps(plan, space)

@@ -1,0 +1,165 @@
+"""The kernels against the reference, bit for bit: random problems, and sizes with a reason.
+
+Every tensor and the workspace lie between unmapped pages, inputs cannot be written to, and the workspace is full of
+NaNs. CONVGRAD_TEST_PROBLEMS=5000 checks so many problems; `python tests/cpu/campaign.py` replays one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from convgrad.cpu.plan import Declined, Gather, Plan, Reduce, make_plan
+from convgrad.cpu.target import Target
+from convgrad.spec.problem import Problem
+
+from .campaign import run
+from .problems import numbered, targets
+
+TARGETS = targets()
+EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(TARGETS))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_random_problems(name: str) -> None:
+    """Each machine gets problems of its own."""
+    first = list(TARGETS).index(name) * EACH
+    _, failures = run(name, range(first, first + EACH))
+    assert not failures, "\n".join(failures)
+
+
+# What each of these is about is in its name. Types and layouts are drawn in the random ones; here the sizes count.
+NAMED = {
+    "one channel, one pixel": "y f32 n1 g1 cx1 cy1 x1x1 w1x1 y1x1 s1x1 d1x1 p0x0",
+    "one pixel, one tap in the padding": "x f32 n1 g1 cx3 cy5 x1 w2 y1 s1 d1 p1",
+    "a width of 1": "w bf16 n3 g1 cx16 cy16 x5x1 w3x1 y5x1 s1x1 d1x1 p1x0 x@nxc y@nxc",
+    "an odd width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x7 w3x3 y5x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "an even width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x8 w3x3 y5x8 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "pairs whose first pixel is padding": "w bf16 n1 g1 cx4 cy20 x9 w5 y15 s1 d2 p7",
+    "pairs over a stride": "w bf16 n2 g1 cx9 cy20 x4x30 w2x3 y3x15 s2x2 d1x1 p1x1",
+    "pairs of channels, one of them read in place": "y bf16 n2 g1 cx34 cy20 x6x6 w3x3 y4x4 s1x1 d1x1 p0x0 x@nxc y@nxc",
+    "an odd number of channels, not in pairs": "y bf16 n2 g1 cx33 cy20 x6x6 w3x3 y4x4 s1x1 d1x1 p0x0 x@nxc",
+    "lanes less one": "x f32 n2 g1 cx15 cy15 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "lanes and one": "x f32 n2 g1 cx17 cy17 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "two blocks and one": "x f32 n1 g1 cx129 cy5 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "two blocks and one, weights": "w f32 n1 g1 cx7 cy129 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1",
+    "padding beyond the kernel": "y f32 n1 g1 cx5 cy6 x7x7 w3x3 y25x25 s1x1 d1x1 p10x10",
+    "padding beyond the kernel, backwards": "x f32 n1 g1 cx5 cy6 x7x7 w3x3 y25x25 s1x1 d1x1 p10x10",
+    "padding beyond the kernel, weights": "w f32 n1 g1 cx5 cy6 x7x7 w3x3 y25x25 s1x1 d1x1 p10x10",
+    "x of one between far pads": "y f32 n2 g1 cx16 cy16 x1 w3 y199 s1 d1 p100",
+    "a stride beyond the kernel": "x f32 n1 g1 cx5 cy6 x30x30 w2x3 y6x5 s5x7 d1x1 p0x1",
+    "a stride beyond x": "x f32 n1 g1 cx5 cy6 x7x7 w3x3 y1x1 s50x60 d1x1 p1x1",
+    "a dilation far beyond x": "y f32 n1 g1 cx5 cy6 x7 w3 y8 s1 d1000 p1000",
+    "a dilation far beyond x, backwards": "x f32 n1 g1 cx5 cy6 x7 w3 y8 s1 d1000 p1000",
+    "a dilation far beyond x, weights": "w f32 n1 g1 cx5 cy6 x7 w3 y8 s1 d1000 p1000",
+    "x that no window reaches": "x f32 n2 g1 cx5 cy6 x20x40 w2x2 y2x2 s2x2 d1x1 p0x0",
+    "x that no window meets": "x f32 n2 g1 cx5 cy6 x4 w2 y3 s1 d1 p9",
+    "windows that meet nothing": "y f32 n2 g1 cx5 cy6 x4 w2 y3 s1 d1 p9 bias",
+    "weights that meet nothing": "w f32 n2 g1 cx5 cy6 x4 w2 y3 s1 d1 p9 accumulate",
+    "a kernel larger than x": "y f32 n1 g1 cx5 cy6 x3x2 w9x8 y3x4 s1x1 d1x1 p4x4",
+    "a kernel larger than x, backwards": "x f32 n1 g1 cx5 cy6 x3x2 w9x8 y3x4 s1x1 d1x1 p4x4",
+    "a kernel larger than x, weights": "w f32 n1 g1 cx5 cy6 x3x2 w9x8 y3x4 s1x1 d1x1 p4x4",
+    "1x1, all axes one": "y f32 n3 g1 cx20 cy40 x5x7 w1x1 y5x7 s1x1 d1x1 p0x0 x@nxc y@nxc",
+    "1x1, channels first": "x bf16 n3 g1 cx20 cy40 x5x7 w1x1 y5x7 s1x1 d1x1 p0x0",
+    "1x1, weights of all axes": "w f64 n3 g1 cx20 cy40 x5x7x3 w1x1x1 y5x7x3 s1x1x1 d1x1x1 p0x0x0 x@nxc y@nxc",
+    "a long row": "w f32 n1 g1 cx3 cy4 x20000 w3 y20000 s1 d1 p1",
+    "a long row, wide steps": "y f16 n1 g1 cx3 cy20 x9001 w7 y3000 s3 d64 p190",
+    "depthwise": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise weights": "w bf16 n2 g70 cx1 cy1 x9x9 w5x5 y9x9 s1x1 d1x1 p2x2 x@nxc y@nxc out:f32",
+    "groups side by side": "y f32 n2 g9 cx2 cy4 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc bias",
+    "groups side by side, weights": "w f16 n2 g9 cx2 cy4 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1",
+    "sums in several chunks": "y f32 n1 g1 cx700 cy70 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc bias",
+    "sums in several chunks of pairs": "x bf16 n1 g1 cx70 cy1538 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1",
+    "many boxes": "y f32 n4 g1 cx64 cy20 x40x40 w3x3 y40x40 s1x1 d1x1 p1x1",
+    "parts of the weights": "w f32 n2 g1 cx384 cy400 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "slices of the sum": "w f32 n8 g1 cx3 cy16 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1",
+    "slices of the sum, in pairs": "w bf16 n8 g1 cx3 cy16 x64x63 w3x3 y64x63 s1x1 d1x1 p1x1 accumulate",
+}
+
+
+@pytest.mark.parametrize("target", ["native", "vector of 3"])
+def test_sizes_with_a_reason(target: str) -> None:
+    declined, failures = run(target, list(NAMED.values()))
+    assert not failures, "\n".join(failures)
+    assert not declined, "\n".join(declined)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x f32 n1 g1 cx2 cy2 x200x200 w1x1 y3x3 s65x64 d1x1 p0x0", "phases"),
+        ("x f32 n1 g1 cx2 cy2 x5 w1 y1 s100000 d1 p0", "phases"),
+    ],
+)
+def test_what_the_engine_leaves_to_the_reference(text: str, reason: str) -> None:
+    plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
+    assert isinstance(plan, Declined)
+    assert reason in plan.reason
+    assert str(plan).startswith("reference: ")
+
+
+def _gather(test: Callable[[Gather], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, Gather) and test(plan)
+
+
+def _reduce(test: Callable[[Reduce], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, Reduce) and test(plan)
+
+
+# What the problems of this file must walk, so that the tests above mean something.
+PATHS: dict[str, Callable[[Plan], bool]] = {
+    "gather in place": _gather(lambda g: g.in_place),
+    "gather in place, in pairs": _gather(lambda g: g.in_place and g.pairs),
+    "gather packed, in pairs": _gather(lambda g: not g.in_place and g.pairs),
+    "gather through a stage": _gather(lambda g: g.staged),
+    "gather in chunks": _gather(lambda g: g.chunks > 1),
+    "gather in chunks of pairs": _gather(lambda g: g.chunks > 1 and g.pairs),
+    "a last chunk that is shorter": _gather(lambda g: g.chunks > 1 and g.cin % g.chunk != 0),
+    "gather in boxes, the last one smaller": _gather(
+        lambda g: any(w.boxes > 1 and -(-w.out // w.phi) % w.box for w in g.walks)
+    ),
+    "gather in blocks of channels": _gather(lambda g: g.blocks > 1 and g.block_groups > 1),
+    "tasks with unequal blocks": _gather(lambda g: g.block_groups > 1 and g.blocks % g.block_groups != 0),
+    "gather with groups side by side": _gather(lambda g: g.share is not None),
+    "gather with groups of several side by side": _gather(lambda g: g.share is not None and g.share[0] > 1),
+    "phases of a stride": _gather(lambda g: any(w.phi > 1 for w in g.walks)),
+    "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.phases)),
+    "borders apart": _gather(lambda g: any(len(w.stretches) > w.phi for w in g.walks)),
+    "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.packs)),
+    "reduce in place on x": _reduce(lambda r: r.in_place and r.row_side == "x"),
+    "reduce in place on y": _reduce(lambda r: r.in_place and r.row_side == "y"),
+    "reduce packed, rows of x": _reduce(lambda r: not r.in_place and r.row_side == "x"),
+    "reduce packed, rows of y": _reduce(lambda r: not r.in_place and r.row_side == "y"),
+    "reduce in pairs": _reduce(lambda r: r.pairs),
+    "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
+    "reduce in boxes, the last one smaller": _reduce(
+        lambda r: any(n % b for n, b in zip(r.sizes_y, r.box, strict=True))
+    ),
+    "parts of the rows": _reduce(lambda r: r.row_parts > 1),
+    "parts of the rows that overlap": _reduce(lambda r: r.row_parts > 1 and r.crow % r.row_part != 0),
+    "parts of the lanes": _reduce(lambda r: r.lane_parts > 1),
+    "slices of the sum": _reduce(lambda r: r.slices > 1),
+    "slices of the sum, in pairs": _reduce(lambda r: r.slices > 1 and r.pairs),
+    "reduce with groups side by side": _reduce(lambda r: r.share is not None),
+    "reduce with groups side by side, slices": _reduce(lambda r: r.share is not None and r.slices > 1),
+    "runs of the band of x apart": _reduce(lambda r: any(len(p.offsets) > 1 for p in r.x_packs)),
+    "a tile of taps that is not full": _reduce(lambda r: r.share is not None and len(r.taps) % r.tap_step != 0),
+}
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    """The plans of all problems above; with pairs, even where this machine has none."""
+    paired = replace(TARGETS["native"], width=64, features=TARGETS["native"].features + ",+avx512bf16")
+    machines: list[Target] = [paired if name == "native" else t for name, t in TARGETS.items()]
+    drawn = [(numbered(i * 25 + j), t) for i, t in enumerate(machines) for j in range(25)]
+    named = [(Problem.parse(text), t) for text in NAMED.values() for t in (paired, TARGETS["vector of 3"])]
+    return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_problems_walk_every_path(path: str, plans: list[Plan]) -> None:
+    assert any(map(PATHS[path], plans))
