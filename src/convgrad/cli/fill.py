@@ -144,7 +144,8 @@ def compare(right: Array, found: Array, *, trust: float = TRUST) -> Verdict:
     wrong = ~same
     if wrong.any():
         wide, other = right.astype(np.float64), found.astype(np.float64)
-        wrong &= ~((np.abs(wide) <= 1e-5) & (np.abs(wide - other) < 2.0**-23))
+        with np.errstate(invalid="ignore"):
+            wrong &= ~((np.abs(wide) <= 1e-5) & (np.abs(wide - other) < 2.0**-23))
         wrong &= ~(np.isnan(wide) & np.isnan(other))
     count = int(np.count_nonzero(wrong))
     zeros = float(np.count_nonzero(right == 0)) / max(1, right.size)

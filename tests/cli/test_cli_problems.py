@@ -1,0 +1,358 @@
+"""`convgrad check`, `bench`, `explain` and `ops`; and the integers that make checks exact."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convgrad import engine
+from convgrad.cli import bench, check, fill, main, tasks
+from convgrad.cli.picture import ASCII, picture
+from convgrad.spec import OPS, Problem
+from convgrad.spec.table import OPS as ROWS
+
+ROOT = Path(__file__).parents[2]
+CORPUS = ROOT.parent / "shared" / "corpus"
+
+
+def outcomes(capsys, *words):
+    code = main([*words[:1], "--json", *words[1:]])
+    *cases, summary = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    return code, cases, summary["summary"]
+
+
+# ---- integers
+
+
+def test_ranges_and_densities_are_benchdnns():
+    p = Problem.parse("y bf16 n2 g1 cx64 cy32 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
+    recipes = fill.recipes(ROWS["Convolution"], p)
+    assert recipes["weights"] == fill.Recipe(4)
+    assert recipes["src"] == fill.Recipe(4, 2**8 / (4 * 4) / (9 * 64))
+    x = Problem.parse("x f16 n2 g2 cx64 cy32 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
+    recipes = fill.recipes(ROWS["ConvolutionBackwardData"], x)
+    assert recipes == {"weights": fill.Recipe(2), "diff_dst": fill.Recipe(4, 2**11 / (4 * 2) / (9 * 32))}
+    recipes = fill.recipes(ROWS["ConvTranspose"], Problem.parse(f"x bf16 {str(x)[6:]}"))
+    assert recipes["src"] == fill.Recipe(4, 2**8 / (4 * 8) / (9 * 32))
+    w = Problem.parse("w bf16 n2 g1 cx4 cy4 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1")
+    assert fill.length(ROWS["ConvolutionBackwardWeights"], w) == 2 * 14 * 14
+    assert fill.length(ROWS["ConvTransposeBackwardWeights"], w) == 2 * 28 * 28
+    assert fill.recipes(ROWS["ConvolutionBackwardWeights"], w)["src"].density == 1
+    few = Problem.parse("y f32 n1 g1 cx1 cy1 x3 w3 y1 s1 d1 p0")
+    assert fill.recipes(ROWS["Convolution"], few)["src"] == fill.Recipe(32, 1.0)
+
+
+def test_fill():
+    array = np.empty((50, 40), np.float32)
+    fill.fill(array, fill.Recipe(4, 0.25), seed=1)
+    assert set(np.unique(array)) == set(range(-4, 5))
+    assert 0.15 < (array != 0).mean() < 0.3
+    assert array[0, 0] > 0
+    again = np.empty((50, 40), np.float32)
+    fill.fill(again, fill.Recipe(4, 0.25), seed=1)
+    np.testing.assert_array_equal(array, again)
+    thin = np.empty(3, np.float32)
+    fill.fill(thin, fill.Recipe(4, 0.0), seed=1)
+    assert thin.tolist()[1:] == [0, 0]
+    assert thin[0] > 0
+
+
+def test_compare():
+    right = np.array([1, 0, -2, np.inf, np.nan, 5], np.float16)
+    assert fill.compare(right, right.copy()).passed
+    for index, value in ((0, 2), (1, 1), (3, -np.inf), (3, 1), (4, 0), (5, np.nan)):
+        found = right.copy()
+        found[index] = value
+        verdict = fill.compare(right, found)
+        assert verdict.wrong == 1
+        assert f"({index},)" in verdict.first
+    tiny = np.array([0.0, 1.0], np.float32)
+    assert fill.compare(tiny, np.array([1e-8, 1.0], np.float32)).passed
+    assert not fill.compare(tiny, np.array([1e-6, 1.0], np.float32)).passed
+    zeros = fill.compare(np.array([0, 0, 0, 0, 1.0]), np.array([0, 0, 0, 0, 1.0]))
+    assert (zeros.passed, zeros.trusted, str(zeros)) == (True, False, "80% zeros")
+
+
+def test_results_with_gaps_need_fewer_values_to_be_trusted():
+    conv, data = OPS["Convolution"], OPS["ConvolutionBackwardData"]
+    plain = Problem.parse("y f32 n1 g1 cx1 cy1 x9 w3 y7 s1 d1 p0")
+    assert fill.trust(conv, plain) == fill.TRUST
+    strided = Problem.parse("x f32 n1 g1 cx1 cy1 x9 w1 y3 s3 d1 p0")
+    assert fill.trust(data, strided) == pytest.approx(fill.TRUST / 3)
+    padded = Problem.parse("y f32 n1 g1 cx1 cy1 x1 w3 y100 s1 d1 p50")
+    assert fill.reached(padded) == 0.03
+    assert fill.trust(conv, padded) == pytest.approx(fill.TRUST * 0.03)
+    hidden = Problem.parse("w f32 n1 g1 cx1 cy1 x1 w3 y1 s1 d1 p1")
+    assert fill.reached(hidden) == pytest.approx(1 / 3)
+
+
+def test_the_tolerance_for_large_values_is_a_bound():
+    p = Problem.parse("y f32 n1 g1 cx64 cy8 x30 w3 y28 s1 d1 p0")
+    rng = np.random.default_rng(0)
+    given = {"x": rng.standard_normal((1, 64, 30), np.float32), "w": rng.standard_normal((8, 64, 3), np.float32)}
+    out = np.empty((1, 8, 28), np.float32)
+    engine.run(p, given, out, engine.find(p))
+    wide = {r: a.astype(np.float64).reshape(p.shape(r)) for r, a in given.items()}
+    exact = sum(np.einsum("oc,ncl->nol", wide["w"][0, :, :, k], wide["x"][:, 0, :, k : k + 28]) for k in range(3))
+    off = np.abs(out - exact)
+    allowed = fill.tolerance(p, given).reshape(out.shape)
+    assert (off <= allowed).all()
+    assert (np.abs(1.001 * exact - exact) > allowed).any()
+
+
+# ---- check
+
+
+def test_descriptors_in_all_directions_types_and_layouts(capsys):
+    words = ["--dir=FWD_B,FWD_D,FWD_I,BWD_D,BWD_W,BWD_WB", "--dt=f32,bf16,f16,f64", "--tag=ncx,nxc"]
+    code, cases, summary = outcomes(capsys, "check", *words, "ic6oc4_ih7kh3ph1sh2")
+    assert (code, summary["passed"], len(cases)) == (0, 48, 48)
+    code, cases, _ = outcomes(capsys, "check", "--deconv", *words, "--dt=bf16", "--mb=0,3", "g2ic6oc4_iw7kw3pw1sw2dw1")
+    assert (code, len(cases)) == (0, 24)
+    assert {c["problem"][:5] for c in cases} == {"g2ic6", "g2mb3"}
+    assert {c["state"] for c in cases} == {"passed"}
+
+
+def test_results_of_another_type(capsys):
+    words = ["--dt=bf16:bf16:f32", "--dir=FWD_D", "ic16oc16_ih7kh3ph1"]
+    code, (case,), _ = outcomes(capsys, "check", *words)
+    assert (code, case["state"]) == (0, "passed")
+    code, (case,), _ = outcomes(capsys, "check", "--dt=bf16:f32:bf16", "--dir=BWD_W", "ic16oc16_ih7kh3ph1")
+    assert (code, case["state"]) == (0, "passed")
+    code, (case,), _ = outcomes(capsys, "check", "--dt=bf16:f32:bf16", "--dir=BWD_D", "ic16oc16_ih7kh3ph1")
+    assert (code, case["state"]) == (1, "refused")
+    assert "both inputs of BWD_D must have one type" in case["detail"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1",
+        "y bf16 n1 g2 cx3 cy5 x9 w3 y7 s1 d1 p0 out:f32 bias accumulate",
+        "x f16 n1 g2 cx3 cy5 x9 w3 y7 s1 d1 p0 bias@3 x@nxc",
+        "w f32 n2 g1 cx2 cy2 x5 w3 y5 s1 d1 p1 x@0,0,5,-1 accumulate",
+        "y f32 n2 g1 cx2 cy2 x5 w3 y5 s1 d1 p1 x@0,0,0,0 bias@0",
+        "y f32 n0 g1 cx2 cy2 x5 w3 y5 s1 d1 p1",
+    ],
+)
+@pytest.mark.parametrize("chosen", ["cpu", "reference"])
+def test_problem_lines(line, chosen, capsys):
+    code, (case,), _ = outcomes(capsys, "check", f"--engine={chosen}", line)
+    assert (code, case["state"]) == (0, "passed"), case
+    assert shlex.split(case["case"])[2:] == [str(Problem.parse(line))]
+
+
+def test_a_failure_prints_the_line_that_repeats_it(capsys, monkeypatch):
+    plain = engine.run
+
+    def spoiled(problem, given, out, kernel):
+        plain(problem, given, out, kernel)
+        out[(0,) * out.ndim] += 1
+
+    monkeypatch.setattr(check.engine, "run", spoiled)
+    assert main(["check", "--dir=BWD_D", "--tag=nxc", "ic16oc16_ih7kh3ph1"]) == 1
+    text = capsys.readouterr().out
+    assert "failed: 1 of 1568 values are wrong, the first at (0, 0, 0, 0, 0):" in text
+    repeat = next(line for line in text.splitlines() if "repeat: " in line).partition("repeat: ")[2]
+    assert repeat == "convgrad check --dir=BWD_D --dt=f32 --tag=nxc ic16ih7oc16oh7kh3ph1"
+    assert main(shlex.split(repeat)[1:]) == 1
+    monkeypatch.undo()
+    assert main(shlex.split(repeat)[1:]) == 0
+
+
+def test_batches(tmp_path, capsys):
+    folder = tmp_path / "deconv"
+    folder.mkdir()
+    (folder / "shapes").write_text('# some\nic4oc4_ih5kh3 # one\n\nic4oc6_iw5kw3n"two"\nic2oc2_id3kd2\n')
+    (tmp_path / "all").write_text("--reset --dir=BWD_W --dt=bf16 --attr-post-ops=relu --batch=deconv/shapes\n")
+    code, cases, _ = outcomes(capsys, "check", f"--batch={tmp_path / 'all'}")
+    assert code == 0
+    assert [c["case"].split()[2:5] for c in cases] == [["--deconv", "--dir=BWD_W", "--dt=bf16"]] * 3
+    code, cases, _ = outcomes(capsys, "check", f"--batch={folder / 'shapes'}", "--match=two", "--dir=FWD_D")
+    assert [c["problem"] for c in cases] == ['ic4iw5oc6ow7kw3pw0n"two"']
+    (tmp_path / "self").write_text(f"--batch={tmp_path / 'self'}")
+    assert main(["check", f"--batch={tmp_path / 'self'}"]) == 2
+    assert "includes itself" in capsys.readouterr().err
+    (tmp_path / "wrong").write_text("ic4oc4_ih5kh3\nic4oc_ih5kh3\n")
+    code, cases, _ = outcomes(capsys, "check", "--dir=FWD_D", f"--batch={tmp_path / 'wrong'}")
+    assert (code, [c["state"] for c in cases]) == (1, ["passed", "refused"])
+    assert "wrong: descriptor 'ic4oc_ih5kh3'" in cases[1]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no problem"),
+        (["--dir=UP", "ic1oc1_ih1kh1"], "'UP' is none of FWD_B"),
+        (["--dt=f8", "ic1oc1_ih1kh1"], "'f8' is none of"),
+        (["--dt=f32:f32", "ic1oc1_ih1kh1"], "SRC:WEI:DST"),
+        (["--tag=nhwc", "ic1oc1_ih1kh1"], "none of ncx"),
+        (["--mb=x", "ic1oc1_ih1kh1"], "needs a number"),
+        (["--match=(", "ic1oc1_ih1kh1"], "no regular expression"),
+        (["--batch=nowhere"], "No such file"),
+        (["--dirs=FWD_D"], "did you mean 'dir'"),
+        (["--engine=gpu", "ic1oc1_ih1kh1"], "cpu and reference"),
+        (["ic1oc1_ih1kh1", "--dt"], "needs a value"),
+    ],
+)
+def test_wrong_words(words, message, capsys):
+    assert main(["check", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_huge_problems_are_refused(capsys):
+    code, (case,), _ = outcomes(capsys, "check", "--dir=FWD_D", "mb100000ic1024ih1024oc1024kh3")
+    assert (code, case["state"]) == (1, "refused")
+    assert "of memory" in case["detail"]
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*conv/shapes_*")), ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_some_of_every_file_of_the_corpus(path):
+    """Two small problems of each file, in all directions and types; `convgrad check --batch=FILE` does all."""
+    entries = tasks.parse([f"--batch={path}", "--mb=1", "--dt=f32,bf16,f16"], tasks.Settings())
+    small = [entry for entry in entries if max(t.problem.flops for t in tasks.tasks(entry)) < 1e8]
+    picked = small[len(small) // 3 :: max(1, len(small) // 2)][:2]
+    assert picked or "3d" in path.name
+    for entry, tag in zip(picked, ("ncx", "nxc"), strict=False):
+        for outcome in check.check_entry(replace(entry, settings=replace(entry.settings, tags=(tag,)))):
+            assert str(outcome.state) in ("passed", "mistrusted"), outcome
+
+
+# ---- bench
+
+
+def test_bench(capsys):
+    code, cases, _ = outcomes(capsys, "bench", "--budget=0.05", "--dir=FWD_D,BWD_D", "ic8oc8_ih14kh3ph1")
+    assert (code, len(cases)) == (0, 2)
+    for case in cases:
+        assert case["ms"] > 0
+        assert case["GFLOP/s"] > 0
+        assert case["of peak"].endswith(("fma", "copy"))
+        for peer in bench.peers():
+            assert case[f"{peer} ms"] > 0
+    example = str(ROOT / "examples" / "conv_transpose_backward_weights.json")
+    code, (case,), _ = outcomes(capsys, "bench", "--budget=0.05", "--peers=", example)
+    assert (code, case["problem"]) == (0, "unet_up")
+    assert "torch ms" not in case
+    assert main(["bench", "--peers=cudnn", "ic8oc8_ih14kh3ph1"]) == 2
+    assert main(["bench", "--budget=long", "ic8oc8_ih14kh3ph1"]) == 2
+    assert main(["bench"]) == 2
+
+
+def test_bench_times_nothing_that_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(bench.engine, "run", lambda problem, given, out, kernel: out.fill(1))
+    monkeypatch.setattr(bench.timing, "alternate", lambda *args: pytest.fail("timed"))
+    code, (case,), _ = outcomes(capsys, "bench", "--dir=FWD_D", "ic8oc8_ih14kh3ph1")
+    assert (code, case["state"]) == (1, "failed")
+
+
+# ---- explain and ops
+
+
+def test_pictures():
+    p = Problem.parse("x f32 n1 g1 cx1 cy1 x8x7 w3x2 y4x2 s2x4 d1x2 p1x0")
+    assert picture(p, glyphs=ASCII) == [
+        "h: x 8, kernel 3, stride 2, dilation 1, padding 1 before and 0 after, y 4",
+        "     .01234567",
+        "y 0  o##",
+        "y 1    ###",
+        "y 2      ###",
+        "y 3        ###",
+        "",
+        "w: x 7, kernel 2, stride 4, dilation 2, padding 0 before and 0 after, y 2",
+        "     0123456",
+        "y 0  #-#",
+        "y 1      #-#",
+        "      ^ ^ ^ no window reaches these",
+        "",
+        "# meets x   o meets padding   . padding   - dilation",
+    ]
+
+
+def test_pictures_of_what_does_not_fit():
+    p = Problem.parse("y f32 n1 g1 cx1 cy1 x500 w3 y249 s2 d1 p0")
+    lines = picture(p, width=40, glyphs=ASCII)
+    assert all(len(line) <= 90 for line in lines)
+    assert any(line.startswith("~") for line in lines)
+    assert any(line.startswith("y 248") for line in lines)
+    for line in (
+        "w f32 n1 g1 cx1 cy1 x1 w3 y100 s1 d1 p100",
+        "y f32 n1 g1 cx1 cy1 x0 w3 y0 s1 d1 p1",
+        "x f32 n1 g1 cx1 cy1 x3x3x3 w1x1x1 y1x1x1 s3x3x3 d1x1x1 p0x0x0",
+    ):
+        assert picture(Problem.parse(line))
+
+
+def test_explain(capsys):
+    assert main(["explain", "ic16oc16_ih7kh3sh2ph1"]) == 0
+    text = capsys.readouterr().out
+    for words in ("ConvolutionBackwardData", "diff_src", "the result", "MFLOP", "engine: ", "FLOP per byte", "y 0"):
+        assert words in text
+    assert main(["explain", str(ROOT / "examples" / "conv_transpose.json")]) == 0
+    assert "dcgan_up2" in capsys.readouterr().out
+    assert main(["explain", "--json", "--dir=FWD_D", "ic16oc16_ih7kh3sh2ph1"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["operation"], facts["shapes"]["y"]) == ("Convolution", [2, 1, 16, 4, 4])
+    assert facts["flops"] > 0
+    assert main(["explain"]) == 2
+    assert main(["explain", "ic16"]) == 2
+
+
+def test_ops(capsys):
+    assert main(["ops"]) == 0
+    text = capsys.readouterr().out
+    for kind in (*OPS, "BiasAdd", "BiasAddBackward"):
+        assert kind in text
+    for kind in OPS:
+        assert main(["ops", kind]) == 0
+        text = capsys.readouterr().out
+        for attr in OPS[kind].attrs:
+            assert attr.name in text
+        assert "[bias]" not in text
+    assert main(["ops", "ConvTransposeBackpropData"]) == 0
+    text = capsys.readouterr().out
+    assert "filter_format" in text
+    assert "The older name of ConvTransposeBackwardData" in text
+    assert main(["ops", "--json", "ConvTranspose"]) == 0
+    (schema,) = json.loads(capsys.readouterr().out)
+    assert [a["name"] for a in schema["inputs"]] == ["src", "weights", "bias"]
+    assert main(["ops", "Convolve"]) == 2
+    assert "did you mean 'Convolution'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "check", "bench", "ops", "explain"])
+def test_help_has_examples(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert f"  convgrad {command}" in text
+
+
+def test_the_command_itself(tmp_path):
+    """As a process: the exit code, the encoding of a dumb terminal, a pipe that closes."""
+    command = [sys.executable, "-m", "convgrad"]
+    done = subprocess.run([*command, "check", "ic4oc4_ih5kh3"], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 passed" in done.stdout
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "explain", "ic4oc4_ih5kh3"], capture_output=True, text=True, env=environment, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# meets x" in done.stdout
+    assert subprocess.run(command, capture_output=True, timeout=100).returncode == 0
+    assert subprocess.run([*command, "fly"], capture_output=True, timeout=100).returncode == 2
+
+
+def test_without_the_extra_packages(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert main(["ops"]) == 2
+    assert "pip install 'convgrad[cli]'" in capsys.readouterr().err
