@@ -30,6 +30,7 @@ from .target import Target
 
 AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
+TEAM = 4  # work is cut for so many threads at least
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -99,7 +100,7 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     """
     if problem.flops < ALONE and problem.bytes < ALONE:
         threads = 1
-    team = 4
+    team = TEAM
     while team < threads:
         team *= 2
     plan = _reduce(problem, target, team) if problem.wanted == "w" else _gather(problem, target, team)
@@ -186,8 +187,11 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     blocks = ceil(out_total / block)
     parts = blocks if in_place or taps * vectors >= 16 else 1
     pixel_bytes = band_pitch * sum_dtype.itemsize
+    # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
+    # spoils, so which of them are taken must not depend on the number of threads.
+    few = _gather_box(shape.axes, forward, target, TEAM * 3, pixel_bytes, rows, groups * parts)
     box = _gather_box(shape.axes, forward, target, threads * 3, pixel_bytes, rows, groups * parts)
-    rows, split = _best_split(shape.axes, forward, box, rows, share[0] if share else cin, in_place, target)
+    rows, split = _best_split(shape.axes, forward, few, rows, share[0] if share else cin, in_place, target)
     if any(split):
         why.append("pixels at the border leave out the taps that meet only padding")
     walks = _walks(shape.axes, forward, box, split, in_place)
