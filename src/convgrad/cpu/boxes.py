@@ -176,7 +176,7 @@ def unpack(
     item = size_of(n.sum)
     turn = None
     if channel_step != 1 and steps[3] == 1 and square:
-        turn = _turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate)
+        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate)
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
         source = f.at(stage, row, n.sum)
@@ -192,11 +192,11 @@ def unpack(
                 place = f.at(target, f.mul(i, steps[3]), n.storage)
                 whole = f.mul(f.div(channels, n.lanes), n.lanes)
                 with f.loop(0, whole, n.lanes) as c:
-                    _finish(f, n, f.load(f.at(pixel, c, n.sum), n.vector, item), f.at(place, c, n.storage), accumulate)
+                    finish(f, n, f.load(f.at(pixel, c, n.sum), n.vector, item), f.at(place, c, n.storage), accumulate)
                 rest = f.sub(channels, whole)
                 with f.when(f.test("ne", rest, 0)):
                     value = f.load(f.at(pixel, whole, n.sum), n.vector, item)
-                    _finish(f, n, value, f.at(place, whole, n.storage), accumulate, n.mask(f, rest))
+                    finish(f, n, value, f.at(place, whole, n.storage), accumulate, n.mask(f, rest))
         else:
             with f.loop(0, n3) as i, f.loop(0, channels) as c:
                 value = f.load(f.at(source, f.add(f.mul(i, pitch), c), n.sum), n.sum, item)
@@ -207,14 +207,14 @@ def unpack(
     return f
 
 
-def _finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, mask: str | None = None) -> None:
+def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, mask: str | None = None) -> None:
     """Write a vector of results, added to what is there if asked."""
     if accumulate:
         value = f.op(f"fadd {n.vector} {value}, {n.load(f, place, mask)}")
     n.store(f, value, place, mask)
 
 
-def _turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool) -> Function:
+def turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool) -> Function:
     """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there)."""
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
     source, to, pixels, channels = f.args
@@ -226,5 +226,5 @@ def _turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, 
     mask = n.mask(f, pixels)
     with f.loop(0, channels) as c:
         value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
-        _finish(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), accumulate, mask)
+        finish(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), accumulate, mask)
     return f

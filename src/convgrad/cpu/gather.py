@@ -302,11 +302,25 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
     turn = _turn_weights(m, plan, n) if square and in_step == 1 and plan.cin > 1 else None
     rows = square and out_step == 1 and plan.cout > 1
+    taps = None
+    if square and turn is None and not rows and len(plan.taps) > 1 and plan.taps == tuple(range(len(plan.taps))):
+        taps = _turn_taps(m, plan, n)
 
     with f.loop(0, plan.chunks) as chunk:
         channel = f.mul(chunk, plan.chunk)
         count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
         panel = f.at(to, f.mul(f.div(channel, plan.width), len(plan.taps) * plan.block), plan.sum)
+        if taps is not None:
+            with f.loop(0, count) as c, f.loop(0, plan.block, plan.lanes) as lane:
+                inner = f.add(channel, f.mul(c, plan.width))
+                corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
+                with f.loop(0, len(plan.taps), plan.lanes) as tap:
+                    place = f.add(f.mul(f.add(f.mul(tap, count), c), plan.block), lane)
+                    there = f.min(f.sub(len(plan.taps), tap), plan.lanes)
+                    source_at = f.at(base, f.add(corner, tap), n.storage)
+                    left = f.max(f.sub(last, lane), 0)
+                    f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, plan.block))
+            return f
         if turn is None and not rows:
             with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
                 offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
@@ -382,6 +396,34 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
     for i, row in enumerate(transpose(f, rows, plan.lanes, plan.sum)):
         with f.when(f.test("slt", i, count)):
             f.store(row, f.at(to, i * plan.block, plan.sum), n.vector, size_of(plan.sum))
+    return f
+
+
+def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
+    """A function that turns a square of weights whose taps lie together: lanes by taps become taps by lanes.
+
+    (tensor, panel, channels out left, taps there, elements between the taps of the panel).
+    """
+    f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:taps", "i:step"])
+    source, to, left, taps, step = f.args
+    unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    mask = unit.mask(f, taps)
+    squares = []
+    for j in range(plan.width):
+        rows = []
+        for i in range(plan.lanes):
+            at = f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2])
+            rows.append(unit.load(f, f.at(source, at, n.storage), mask))
+        squares.append(transpose(f, rows, plan.lanes, unit.sum))
+    order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
+    for i in range(plan.lanes):
+        with f.when(f.test("slt", i, taps)):
+            place = f.at(to, f.mul(step, i), plan.sum)
+            if plan.pairs:
+                both = shuffle(f, unit.vector, squares[0][i], squares[1][i], order)
+                f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
+            else:
+                f.store(squares[0][i], place, n.vector, size_of(plan.sum))
     return f
 
 

@@ -316,11 +316,13 @@ class Reduce:
         y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
         if self.in_place:
             x, y = (0, y) if self.row_side == "x" else (x, 0)
+        # Sums are read in squares of vectors, which may reach beyond the last tap.
+        beyond = self.lanes * self.rows * self.block
         return {
-            "sums": up(self.slab * self.tasks if self.slices > 1 else 0, line),
+            "sums": up(self.slab * self.tasks + beyond if self.slices > 1 else 0, line),
             ".x": up(x + self.lanes * self.x_pitch, line),
             ".y": up(y + self.lanes * self.y_pitch, line),
-            ".slab": up(self.slab if self.slices == 1 else 0, line),
+            ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
             ".x_raw": up(self._raw(self.x_entries, self.x_pitch), line),
             ".y_raw": up(self._raw(self.y_entries, self.y_pitch), line),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from .boxes import pack, zero
+from .boxes import finish, pack, turn_back, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
@@ -44,7 +44,7 @@ def write(plan: Reduce) -> str:
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
     work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan)
-    finish = _finish(m, plan, result, tap_weights)
+    write_sums = _write_sums(m, plan, result, tap_weights)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
     args, tid, _, team = f.args
@@ -94,7 +94,7 @@ def write(plan: Reduce) -> str:
                             row_base = f.at(row_band, f.add(row_channel, a), plan.sum)
                             f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside)
         if plan.slices == 1:
-            f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
         barrier = f.load(team, "ptr", 8)
         f.do(f"call void {barrier}(ptr {team})")
@@ -108,7 +108,7 @@ def write(plan: Reduce) -> str:
                     more = f.load(f.at(slab, f.add(i, s * plan.slab), plan.sum), given.vector, size_of(plan.sum))
                     sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
-            f.call(finish, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     return str(m)
 
 
@@ -289,12 +289,18 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     return f
 
 
-def _finish(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
+def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
     """A function that writes a task's sums to w: (sums, w, group, first own row, first row, lane blocks from, to)."""
-    f = m.function("finish", ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until"])
+    f = m.function("write_sums", ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until"])
     sums, to, group, own, first, lane_from, lane_until = f.args
     group_step, row_step, lane_step = plan.w_strides
     taps = plan.tap_step if plan.share else len(plan.taps)
+    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and not plan.share
+    together = taps > 1 and lane_step != 1 and plan.taps == tuple(range(taps))
+    turn = None
+    if square and together:
+        # Taps lie together in w: lanes by taps are turned into taps by lanes.
+        turn = turn_back(m, "turn_taps", n, lane_step, plan.rows * plan.block, plan.accumulate)
     outputs = plan.share[1] if plan.share else 1
     with f.loop(lane_from, lane_until) as block, f.loop(0, plan.tiles) as t:
         index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
@@ -319,26 +325,34 @@ def _finish(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
             with f.loop(0, plan.rows) as r:
                 channel = f.add(first, local, r)
-                with f.when(f.test("sge", channel, least)), f.loop(0, taps) as tap:
-                    offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                    row = f.at(tile, f.mul(f.add(f.mul(tap, plan.rows), r), plan.block), plan.sum)
-                    start = f.add(
-                        offset, f.mul(group, group_step), f.mul(channel, row_step),
-                        f.mul(f.mul(block, plan.block), lane_step),
-                    )  # fmt: skip
-                    if lane_step == 1:
-                        with f.loop(0, lanes, plan.lanes) as lane:
-                            value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
-                            place = f.at(to, f.add(start, lane), n.storage)
-                            mask = n.mask(f, f.sub(lanes, lane))
-                            if plan.accumulate:
-                                value = f.op(f"fadd {n.vector} {value}, {n.load(f, place, mask)}")
-                            n.store(f, value, place, mask)
+                with f.when(f.test("sge", channel, least)):
+                    place = f.add(f.mul(group, group_step), f.mul(channel, row_step))
+                    start = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
+                    row = f.at(tile, f.mul(r, plan.block), plan.sum)
+                    if turn is not None:
+                        with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
+                            source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
+                            to_here = f.at(to, f.add(start, f.mul(lane, lane_step), tap), n.storage)
+                            f.call(turn, source, to_here, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
                     else:
-                        with f.loop(0, lanes) as lane:
-                            value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
-                            _put(f, plan, n, value, f.at(to, f.add(start, f.mul(lane, lane_step)), n.storage))
+                        with f.loop(0, taps) as tap:
+                            offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                            tap_row = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
+                            _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), lanes)
     return f
+
+
+def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, lanes: Value) -> None:
+    """Write the sums of one row of lanes."""
+    lane_step = plan.w_strides[2]
+    if lane_step == 1:
+        with f.loop(0, lanes, plan.lanes) as lane:
+            value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
+            finish(f, n, value, f.at(to, lane, n.storage), plan.accumulate, n.mask(f, f.sub(lanes, lane)))
+    else:
+        with f.loop(0, lanes) as lane:
+            value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
+            _put(f, plan, n, value, f.at(to, f.mul(lane, lane_step), n.storage))
 
 
 def _put(f: Function, plan: Reduce, n: Numbers, value: str, place: str) -> None:
