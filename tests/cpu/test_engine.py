@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from convgrad.cpu.plan import Declined, Gather, Plan, Reduce, make_plan
+from convgrad.cpu.nests import Declined, Gather, Plan, Reduce
+from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
 
