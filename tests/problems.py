@@ -371,6 +371,7 @@ class _Draw:
         self.optional(written, "data_format", self.data_format, self.data_format == "NXC")
         default = "XIO" if self.older or not self.transposed else "XOI"
         self.optional(written, "weights_format", self.weights_format, self.weights_format == default)
+        self.optional(written, "algorithm", self.spelled("direct"), True)  # the exact one
         if self.documented:
             written["same_rule"] = self.spelled("documented")
         if self.transposed:
