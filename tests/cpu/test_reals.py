@@ -1,0 +1,171 @@
+"""Real numbers: errors within a bound that is derived, and the same bits whenever and wherever they are computed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from convgrad import reference
+from convgrad.cpu import kernel, plan
+from convgrad.cpu.kernel import Kernel
+from convgrad.cpu.target import Target
+from convgrad.dtypes import DTYPES
+from convgrad.spec.problem import Problem
+
+from .problems import numbered, targets
+
+TARGETS = targets()
+NAMED = {
+    "dense": "x f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "dense, channels first": "y f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 bias",
+    "dense weights": "w f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1",
+    "strided": "x f32 n2 g1 cx20 cy24 x15x15 w3x3 y8x8 s2x2 d1x1 p1x1",
+    "chunks": "y f32 n1 g1 cx520 cy40 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "slices": "w f32 n4 g1 cx3 cy16 x48x48 w3x3 y48x48 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise": "y f32 n2 g40 cx1 cy1 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise weights": "w f32 n2 g40 cx1 cy1 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1",
+    "bf16": "x bf16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "bf16 weights": "w bf16 n3 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 out:f32",
+    "f16": "y f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 accumulate",
+    "f16 weights": "w f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1",
+    "f64": "x f64 n2 g1 cx20 cy24 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1",
+    "volume": "w f32 n1 g2 cx9 cy10 x6x9x9 w3x3x3 y6x9x9 s1x1x1 d1x1x1 p1x1x1",
+}
+
+
+class Tensors:
+    """The tensors of a problem with real values, so many bytes after the beginning of a cache line."""
+
+    def __init__(self, p: Problem, seed: int = 0, scale: float = 1.0, shift: int = 0) -> None:
+        self.p = p
+        self.scale = scale
+        self.shift = shift
+        rng = np.random.default_rng(seed)
+        shapes = {role: (p.shape(role), p.strides(role)) for role in ("x", "w", "y")}
+        if p.bias_stride is not None:
+            shapes["bias"] = ((p.g * (p.cy if p.wanted == "y" else p.cx),), (p.bias_stride,))
+        self.view: dict[str, np.ndarray] = {}
+        self.address = {"bias": 0}
+        for name, (shape, strides) in shapes.items():
+            dtype = DTYPES[p.out_dtype if name == p.wanted else p.dtype].numpy
+            low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+            high = sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+            size = (high - low + 1) * dtype.itemsize
+            memory = np.empty(size + 128, np.uint8)
+            begin = -memory.ctypes.data % 64 + shift
+            flat = memory[begin : begin + size].view(dtype)
+            flat[...] = (rng.standard_normal(flat.size) * scale).astype(dtype)
+            steps = [s * dtype.itemsize for s in strides]
+            self.view[name] = np.lib.stride_tricks.as_strided(flat[-low:], shape, steps)
+            self.address[name] = flat.ctypes.data - low * dtype.itemsize
+        self.before = self.view[p.wanted].copy()
+
+    def compute(self, found: Kernel) -> np.ndarray:
+        """The result of a kernel."""
+        place = self.view[self.p.wanted]
+        place[...] = self.before if self.p.accumulate else np.nan
+        found(*(self.address[name] for name in ("x", "w", "y", "bias")))
+        return place.copy()
+
+    def oracle(self, change: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
+        """The result in float64; of other values if a function is given that makes them."""
+        alter = change or (lambda a: a)
+        names = [name for name in (*self.p.given, "bias") if name in self.view]
+        given = {name: alter(self.view[name].astype(np.float64)) for name in names}
+        if "bias" in given:
+            given["bias"] = given["bias"].reshape(self.p.g, -1)
+        before = alter(self.before.astype(np.float64)) if self.p.accumulate else None
+        return reference.compute(self.p, given, before, oracle=True)
+
+
+def find(p: Problem, target: Target, threads: int) -> Kernel:
+    """A kernel for so many threads, however small the problem."""
+    with mock.patch.object(plan, "ALONE", 0):
+        found = kernel.find.__wrapped__(p, target, threads)
+    assert isinstance(found, Kernel), found
+    return found
+
+
+def bound(tensors: Tensors) -> np.ndarray:
+    """How far a result may be from the float64 oracle.
+
+    A sum of n terms, products among them, meets at most n roundings on the way of each term (n - 1 additions, and one
+    of the product where there is no fma), in whatever order it is taken; zeros of the padding round nothing. With unit
+    roundoff u of the accumulator the error is at most n*u/(1 - n*u) * Σ|a*b|; the oracle has such an error too, with
+    its own u. Then one rounding to the result's type adds half a unit in the last place, or half of the smallest
+    number where that is subnormal.
+    """
+    p = tensors.p
+    terms = tensors.oracle(np.ones_like)
+    absolute = tensors.oracle(np.abs)
+    roundoffs = [float(np.finfo(kind).eps) / 2 for kind in (DTYPES[p.dtype].accumulator, np.float64)]
+    error = sum(terms * u / (1 - terms * u) for u in roundoffs) * absolute
+    out = DTYPES[p.out_dtype]
+    if out.numpy != DTYPES[p.dtype].accumulator:
+        error += 2.0**-out.digits * (np.abs(tensors.oracle()) + error)
+        error += 2.0**-25 if p.out_dtype == "f16" else 0.0
+    return error
+
+
+@pytest.mark.parametrize("target", ["native", "avx2", "baseline", "vector of 3 in small caches"])
+@pytest.mark.parametrize("name", NAMED)
+def test_error(name: str, target: str) -> None:
+    if target not in TARGETS:
+        pytest.skip("this machine has no such level")
+    tensors = Tensors(Problem.parse(NAMED[name]))
+    result = tensors.compute(find(tensors.p, TARGETS[target], 2)).astype(np.float64)
+    wrong = np.abs(result - tensors.oracle()) > bound(tensors)
+    assert not wrong.any(), f"{wrong.sum()} of {wrong.size} beyond the bound"
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-23])
+@pytest.mark.parametrize("name", NAMED)
+def test_same_bits(name: str, scale: float) -> None:
+    """On any number of threads, again, and elsewhere in memory; products that underflow have their sign, too."""
+    p = Problem.parse(NAMED[name])
+    size = DTYPES[p.dtype].size
+    tensors = [Tensors(p, scale=scale, shift=shift) for shift in (0, size, 7 * size)]
+    first = tensors[0].compute(find(p, TARGETS["native"], 1)).tobytes()
+    for threads in (1, 2, 3, 5, 16):
+        found = find(p, TARGETS["native"], threads)
+        for each in tensors:
+            assert each.compute(found).tobytes() == first, f"{threads} threads, {each.shift} bytes into a line"
+        assert tensors[0].compute(found).tobytes() == first, f"{threads} threads, again"
+
+
+@pytest.mark.parametrize("seed", range(20000, 20024))
+def test_random_problems(seed: int) -> None:
+    p = replace(numbered(seed), accumulate=seed % 4 == 0)
+    tensors = Tensors(p, seed)
+    found = [find(p, TARGETS["native"], threads) for threads in (1, 2, 3, 5, 16)]
+    results = [tensors.compute(each) for each in found]
+    assert len({r.tobytes() for r in results}) == 1, f"{p}: other bits on other numbers of threads"
+    wrong = np.abs(results[0].astype(np.float64) - tensors.oracle()) > bound(tensors)
+    assert not wrong.any(), f"{p}: {wrong.sum()} of {wrong.size} beyond the bound"
+
+
+def test_same_bits_in_a_crowd() -> None:
+    """While other Python threads compute other problems: who finds the team busy works alone, with the same result."""
+    problems = [Problem.parse(text) for text in NAMED.values()]
+    found = [find(p, TARGETS["native"], 2) for p in problems]
+    expected = [Tensors(p).compute(f).tobytes() for p, f in zip(problems, found, strict=True)]
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        tensors = [Tensors(p) for p in problems]
+        for step in range(4 * len(problems)):
+            i = (first + step) % len(problems)
+            if tensors[i].compute(found[i]).tobytes() != expected[i]:
+                wrong.append(str(problems[i]))
+
+    crowd = [threading.Thread(target=work, args=(3 * i,)) for i in range(5)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+    assert not wrong
