@@ -113,8 +113,9 @@ def test_import_loads_no_heavy_library():
 
 
 def test_import_is_quick():
-    code = "import time; start = time.perf_counter(); import convgrad; print(time.perf_counter() - start)"
-    # The best of several, for the machine may be busy.
+    # Time of the process's own, so that whatever else keeps the machine busy does not count. On an idle machine it is
+    # the time that a user waits.
+    code = "import time; start = time.process_time(); import convgrad; print(time.process_time() - start)"
     assert min(float(_alone(code)) for _ in range(5)) < 0.3
 
 
