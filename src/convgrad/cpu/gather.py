@@ -300,11 +300,11 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     first = f.mul(block, plan.block)
     last = f.sub(f.sub(plan.cout, 1), first)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
-    turn = _turn_weights(m, plan, n) if square and in_step == 1 and plan.cin > 1 else None
+    turn = _turn_weights(m, plan, n, taps=False) if square and in_step == 1 and plan.cin > 1 else None
     rows = square and out_step == 1 and plan.cout > 1
     taps = None
     if square and turn is None and not rows and len(plan.taps) > 1 and plan.taps == tuple(range(len(plan.taps))):
-        taps = _turn_taps(m, plan, n)
+        taps = _turn_weights(m, plan, n, taps=True)
 
     with f.loop(0, plan.chunks) as chunk:
         channel = f.mul(chunk, plan.chunk)
@@ -339,7 +339,8 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
                     corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, inner)
                     place = f.at(tap_panel, f.add(f.mul(c, plan.block), lane), plan.sum)
                     left = f.max(f.sub(last, lane), 0)
-                    f.call(turn, f.at(base, corner, n.storage), place, left, f.min(f.sub(count, c), plan.lanes))
+                    there = f.min(f.sub(count, c), plan.lanes)
+                    f.call(turn, f.at(base, corner, n.storage), place, left, there, plan.block)
             else:
                 with f.loop(0, count) as c:
                     inner = f.add(channel, f.mul(c, plan.width))
@@ -380,46 +381,28 @@ def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, 
         f.store(shuffle(f, raw.vector, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
-def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
-    """A function that turns one square of weights: (tensor, panel, channels out left, steps there).
+def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Function:
+    """A function that turns a square of weights: lanes by what lies together become that by lanes.
 
-    A pair of bf16 turns as one number of 32 bits.
+    (tensor, panel, channels out left, how many lie together there, elements between them in the panel). What lies
+    together is taps, or channels in: a pair of them then turns as one number of 32 bits.
     """
-    f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count"])
-    source, to, left, count = f.args
-    whole = Numbers("f32", plan.lanes, plan.sum, plan.half) if plan.pairs else n
-    mask = whole.mask(f, count)
-    rows = [
-        whole.load(f, f.at(source, f.mul(f.min(left, i), plan.w_strides[1]), n.storage), mask)
-        for i in range(plan.lanes)
-    ]
-    for i, row in enumerate(transpose(f, rows, plan.lanes, plan.sum)):
-        with f.when(f.test("slt", i, count)):
-            f.store(row, f.at(to, i * plan.block, plan.sum), n.vector, size_of(plan.sum))
-    return f
-
-
-def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
-    """A function that turns a square of weights whose taps lie together: lanes by taps become taps by lanes.
-
-    (tensor, panel, channels out left, taps there, elements between the taps of the panel).
-    """
-    f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:taps", "i:step"])
-    source, to, left, taps, step = f.args
+    f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count", "i:step"])
+    source, to, left, count, step = f.args
     unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
-    mask = unit.mask(f, taps)
+    if plan.pairs and not taps:
+        unit = Numbers("f32", plan.lanes, plan.sum, plan.half)
+    mask = unit.mask(f, count)
     squares = []
-    for j in range(plan.width):
-        rows = []
-        for i in range(plan.lanes):
-            at = f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2])
-            rows.append(unit.load(f, f.at(source, at, n.storage), mask))
+    for j in range(plan.width if taps else 1):
+        lanes = [f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2]) for i in range(plan.lanes)]
+        rows = [unit.load(f, f.at(source, at, n.storage), mask) for at in lanes]
         squares.append(transpose(f, rows, plan.lanes, unit.sum))
     order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
     for i in range(plan.lanes):
-        with f.when(f.test("slt", i, taps)):
+        with f.when(f.test("slt", i, count)):
             place = f.at(to, f.mul(step, i), plan.sum)
-            if plan.pairs:
+            if len(squares) == 2:
                 both = shuffle(f, unit.vector, squares[0][i], squares[1][i], order)
                 f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
             else:
