@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help run test lint docs clean
+.PHONY: help run test lint bench docs clean
 
 help:
 	@echo "make run    compute and verify the gradients of real layers"
 	@echo "make test   lint, then all tests"
 	@echo "make lint   ruff and mypy"
+	@echo "make bench  time real layers beside PyTorch and oneDNN; BENCH='--quick' passes options on"
 	@echo "make docs   write docs/ops.md from the operation table"
 	@echo "make clean  remove .venv and what tools have left"
 
@@ -23,6 +24,9 @@ lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+bench: $(VENV)/.installed-test
+	$(PY) benchmarks/run.py --json bench.json --png bench.png $(BENCH)
 
 docs: $(VENV)/.installed
 	$(PY) -m convgrad.spec.page > docs/ops.md
