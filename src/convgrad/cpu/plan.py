@@ -308,15 +308,13 @@ def _gather_box(
     most = max(1, 4096 // prod(phi))  # positions of one phase: the tables and the stage stay small
     box = [1] * len(axes)
     for i in reversed(range(len(axes))):
-        best = 1
-        size = count[i]
-        candidates = sorted({ceil(size / parts) for parts in range(1, min(size, 512) + 1)})
-        for b in candidates:
+
+        def fits(b: int, i: int = i) -> bool:
             trial = [*box[:i], b, *box[i + 1 :]]
-            if prod(trial) <= most and entries(trial) * pixel_bytes <= budget:
-                best = b
-        box[i] = best
-        if best < size:
+            return prod(trial) <= most and entries(trial) * pixel_bytes <= budget
+
+        box[i] = _longest(count[i], fits)
+        if box[i] < count[i]:
             break
     # Enough boxes that every thread has work to the end.
     for i in range(len(axes)):
@@ -530,15 +528,26 @@ def _reduce_box(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_byt
     most = max(16, target.l1 * 7 // 8 // lane_bytes)
     box = [1] * len(axes)
     for i in reversed(range(len(axes))):
-        size, best = axes[i].y, 1
-        for b in sorted({ceil(size / parts) for parts in range(1, min(size, 512) + 1)}):
+
+        def fits(b: int, i: int = i) -> bool:
             trial = [*box[:i], b, *box[i + 1 :]]
-            entries = prod(
-                min((t - 1) * a.stride + (a.k - 1) * a.dilation + 1, t * a.k) for t, a in zip(trial, axes, strict=True)
-            )
-            if prod(trial) <= most and entries * row_bytes <= target.l2 // 2:
-                best = b
-        box[i] = best
-        if best < size:
+            return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 // 2
+
+        box[i] = _longest(axes[i].y, fits)
+        if box[i] < axes[i].y:
             break
     return box
+
+
+def _entries(axes: tuple[Axis, ...], box: Sequence[int]) -> int:
+    """Pixels of x that a box of y meets."""
+    return prod(min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, b * a.k) for b, a in zip(box, axes, strict=True))
+
+
+def _longest(size: int, fits: Callable[[int], bool]) -> int:
+    """An axis cut into the fewest pieces that fit: how long they are, or 1 if none fits."""
+    low, high = 1, size
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return ceil(size / ceil(size / low))
