@@ -31,6 +31,7 @@ from .target import Target
 AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 TEAM = 4  # work is cut for so many threads at least
+ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -166,12 +167,18 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     block = lanes * vectors
 
     taps = prod(a.k for a in shape.axes)
+    most = 4096  # pixels in a box: the tables and the stage stay small
     if share:
         chunk = in_total
     else:
         budget = target.l2 // 3 // (sum_dtype.itemsize * block)  # steps whose weights stay in the second-level cache
         parts = max(1, ceil(taps * cin / budget))
         chunk = max(1, min(cin, up(ceil(cin / parts), lanes)))
+        if chunk < cin:
+            # Between chunks a thread keeps the sums of a box over all channels.
+            most = min(most, ROOM // (up(cout, block) * sum_dtype.itemsize))
+            if most < prod(1 if forward else a.stride for a in shape.axes):
+                most, chunk = 4096, cin  # those of the smallest box are too many
     band_pitch = pitch(in_total if share else chunk, lanes)
 
     pairs = p.dtype == "bf16" and _dots(target) and not share and cin % 2 == 0 and chunk % 2 == 0
@@ -197,8 +204,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     pixel_bytes = band_pitch * sum_dtype.itemsize
     # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
     # spoils, so which of them are taken must not depend on the number of threads.
-    few = _gather_box(shape.axes, forward, target, TEAM * 3, pixel_bytes, rows, groups * parts)
-    box = _gather_box(shape.axes, forward, target, threads * 3, pixel_bytes, rows, groups * parts)
+    few = _gather_box(shape.axes, forward, target, TEAM * 3, pixel_bytes, most, rows, groups * parts)
+    box = _gather_box(shape.axes, forward, target, threads * 3, pixel_bytes, most, rows, groups * parts)
     rows, split = _best_split(shape.axes, forward, few, rows, share[0] if share else cin, in_place, target)
     if any(split):
         why.append("pixels at the border leave out the taps that meet only padding")
@@ -293,8 +300,9 @@ def _offsets(a: Axis, forward: bool) -> list[int]:
 
 
 def _gather_box(
-    axes: tuple[Axis, ...], forward: bool, target: Target, tasks: int, pixel_bytes: int, rows: int, groups: int
-) -> list[int]:
+    axes: tuple[Axis, ...], forward: bool, target: Target, tasks: int, pixel_bytes: int, most: int, rows: int,
+    groups: int,
+) -> list[int]:  # fmt: skip
     """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
     phi = [1 if forward else a.stride for a in axes]
     sigma = [a.stride if forward else 1 for a in axes]
@@ -305,7 +313,7 @@ def _gather_box(
         return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True))
 
     budget = target.l2 // 3
-    most = max(1, 4096 // prod(phi))  # positions of one phase: the tables and the stage stay small
+    most = max(1, most // prod(phi))  # positions of one phase
     box = [1] * len(axes)
     for i in reversed(range(len(axes))):
 
@@ -464,6 +472,9 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
             lane_part = ceil(lane_part / 2)
         while row_part > 4 * rows and lane_part * row_part * sums > target.l2 // 3:
             row_part = ceil(row_part / 2)
+        lane_band = (prod(box) if row_side == "x" else _entries(shape.axes, box)) * block * item
+        while lane_part > 1 and lane_part * lane_band > ROOM:
+            lane_part = ceil(lane_part / 2)
 
         def tasks() -> int:
             return groups * slices * ceil(crow / row_part) * ceil(lane_blocks / lane_part)
