@@ -62,6 +62,7 @@ def explain(problem: Problem) -> list[str]:
     lines = [str(problem), f"{problem.flops / 1e6:.3f} MFLOP, {problem.bytes / 2**20:.3f} MiB in the three tensors"]
     try:
         from .cpu import kernel, target
+        from .cpu.nests import Declined
 
         machine, team = target.current(), threads.get_num_threads()
     except (ImportError, UnsupportedError) as error:
@@ -69,4 +70,6 @@ def explain(problem: Problem) -> list[str]:
     if not all(problem.size(role) for role in ("x", "w", "y")):
         return [*lines, "engine: reference (NumPy); cpu: nothing to sum, a tensor is empty"]
     plan = kernel.explain(problem, machine, team)
+    if isinstance(plan, Declined):
+        return [*lines, f"engine: reference (NumPy); cpu: {plan.reason}"]
     return [*lines, f"engine: cpu, target {machine.name} ({machine.cpu}), {team} threads", *str(plan).splitlines()]
