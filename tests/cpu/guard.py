@@ -76,10 +76,11 @@ def poisoned_workspace(look: Callable[[Workspace], None] = lambda _: None) -> It
             space.memory.close()
 
     kernel._take, kernel._give = Workspace, release  # type: ignore[assignment]
+    kernel.OWN, own = -1, kernel.OWN  # small kernels take theirs like the others
     try:
         yield
     finally:
-        kernel._take, kernel._give = take, give
+        kernel._take, kernel._give, kernel.OWN = take, give, own
 
 
 GAP = 1024  # elements between two buffers of a workspace, in plans with gaps

@@ -294,8 +294,11 @@ def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gap
             return found.reason
         place[...] = nothing
         around = room.copy()
-        with poisoned_workspace(lambda space, made=found.plan: _look(made, space, gaps)):
+        seen: list[Workspace] = []
+        with poisoned_workspace(lambda space, made=found.plan, seen=seen: _look(made, space, gaps, seen)):
             found(*(memory.address[name] for name in ("x", "w", "y", "bias")))
+        if not seen:
+            raise AssertionError("the kernel has taken some other workspace than the poisoned one")
         result = place.copy()
         wrong = np.argwhere(result.astype(np.float64) != expected.astype(np.float64))
         if len(wrong):
@@ -314,7 +317,8 @@ def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gap
     return ""
 
 
-def _look(made: Gather | Reduce, space: Workspace, gaps: bool) -> None:
+def _look(made: Gather | Reduce, space: Workspace, gaps: bool, seen: list[Workspace]) -> None:
+    seen.append(space)
     if made.workspace != space.size:
         raise AssertionError(f"a workspace of {space.size} bytes for a plan of {made.workspace}")
     if gaps:
