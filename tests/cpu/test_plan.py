@@ -1,0 +1,216 @@
+"""Plans: pure values that print themselves, of bounded workspace, and with every product once on any number of threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from math import ceil, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from convgrad import engine
+from convgrad.cpu.nests import Declined, Gather, Reduce, up
+from convgrad.cpu.plan import Axis, make_plan, simplify
+from convgrad.cpu.target import Target
+from convgrad.spec.descriptors import Descriptor, read
+from convgrad.spec.problem import Problem
+
+from .problems import DTYPE_NAMES, numbered, targets
+
+TARGETS = targets()
+REAL = {name: TARGETS[name] for name in ("native", "avx2", "baseline") if name in TARGETS}
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+FILES = sorted(CORPUS.glob("*conv/shapes_*"))
+DRAWN = [numbered(seed) for seed in range(30000, 30200)]
+MIB = 1 << 20
+
+
+def from_descriptor(d: Descriptor, wanted: str, dtype: str, nxc: bool) -> Problem:
+    """The problem of a line of the corpus."""
+    (x, y), (cx, cy) = ((d.o, d.i), (d.oc, d.ic)) if d.transposed else ((d.i, d.o), (d.ic, d.oc))
+    sizes = zip("xwysdp", (x, d.k, y, d.s, d.dilations, d.p), strict=True)
+    words = [wanted, dtype, f"n{d.mb}", f"g{d.groups}", f"cx{cx // d.groups}", f"cy{cy // d.groups}"]
+    words += [f"{key}{'x'.join(map(str, values))}" for key, values in sizes]
+    return Problem.parse(" ".join(words + ["x@nxc", "y@nxc", "w@xio"] * nxc))
+
+
+def large(rng: np.random.Generator) -> Problem:
+    """A problem of any size, far larger than anyone would compute in a test."""
+
+    def whole(low: int, high: int) -> int:
+        return round(float(np.exp(rng.uniform(np.log(low), np.log(high + 0.49)))))
+
+    rank = int(rng.integers(1, 4))
+    sizes = []
+    for _ in range(rank):
+        k, s, d = whole(1, (100, 15, 7)[rank - 1]), whole(1, (60, 16, 8)[rank - 1]), whole(1, 8)
+        x, pad = whole(1, (100000, 512, 64)[rank - 1]), int(rng.integers(0, k * d + 1))
+        sizes.append((x, k, max(1, (x + 2 * pad - (k - 1) * d - 1) // s + 1), s, d, pad))
+    g = 1 if rng.random() < 0.6 else whole(2, 512)
+    words = [str(rng.choice(list("xwy"))), str(rng.choice(DTYPE_NAMES)), f"n{whole(1, 64)}", f"g{g}"]
+    words += [f"{key}{whole(1, 4096 // g + 1)}" for key in ("cx", "cy")]
+    words += [
+        f"{key}{'x'.join(map(str, values))}" for key, values in zip("xwysdp", zip(*sizes, strict=True), strict=True)
+    ]
+    return Problem.parse(" ".join(words + ["x@nxc", "y@nxc", "w@xio"] * int(rng.integers(0, 2))))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_plans_are_values(target: str) -> None:
+    for p in DRAWN[:60]:
+        first, second = (make_plan(p, replace(TARGETS[target]), 2) for _ in range(2))
+        assert first == second
+        assert hash(first) == hash(second)
+        text = str(first)
+        assert text == str(second)
+        if not isinstance(first, Declined):
+            assert f"workspace: {first.workspace / MIB:.2f} MiB" in text
+            assert f"tile {first.rows} rows x {first.vectors} vectors of {first.lanes}" in text
+            assert all(reason in text for reason in first.why)
+
+
+def test_explain_says_what_computes_and_how_much_memory_it_takes() -> None:
+    lines = engine.explain(Problem.parse("x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1"))
+    assert any(line.startswith("engine: cpu, target ") for line in lines)
+    assert any(line.startswith("workspace: ") for line in lines)
+    declined = engine.explain(Problem.parse("x f32 n1 g1 cx2 cy2 x200x200 w1x1 y3x3 s65x64 d1x1 p0x0"))
+    assert declined[-1].startswith("engine: reference (NumPy); cpu: strides (65, 64) make more than 4096 phases")
+    empty = engine.explain(Problem.parse("y f32 n0 g1 cx2 cy2 x2 w1 y2 s1 d1 p0"))
+    assert empty[-1] == "engine: reference (NumPy); cpu: nothing to sum, a tensor is empty"
+
+
+def check_workspace(p: Problem, target: Target, threads: int) -> None:
+    """Packed weights are the weights in accumulators, the channels in the lanes rounded up to whole vectors; sums of
+    slices are few and small. All else belongs to a thread: a box of pixels in the cache, and sums of a few MiB.
+    """
+    plan = make_plan(p, target, threads)
+    if isinstance(plan, Declined):
+        return
+    item = 4 if plan.sum == "float" else 8
+    shared = 12 * MIB
+    if isinstance(plan, Gather):
+        lanes = p.g * (p.cy if p.wanted == "y" else p.cx) if plan.share else p.cy if p.wanted == "y" else p.cx
+        whole = p.size("w") // lanes * up(lanes, plan.lanes)
+        shared += item * whole
+        assert whole <= plan.lanes * max(p.size("x"), p.size("w"), p.size("y"))
+    assert plan.workspace <= shared + 6 * MIB * threads, f"{p} on {threads} threads: {plan.sizes}"
+
+
+@pytest.mark.parametrize("target", REAL)
+def test_workspace_is_bounded(target: str) -> None:
+    rng = np.random.default_rng(1)
+    for p in [*DRAWN, *(large(rng) for _ in range(300))]:
+        for threads in (1, 2, 64):
+            check_workspace(p, REAL[target], threads)
+
+
+@pytest.mark.skipif(not FILES, reason="the corpus is not here")
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.name}")
+def test_workspace_of_real_layers(path: Path) -> None:
+    """Here all channels fill vectors, or the weights are small: no more than twice the largest tensor, as f32."""
+    descriptors = read(path, transposed=path.parent.name == "deconv").descriptors
+    for i, d in enumerate(islice(descriptors, 0, None, max(1, len(descriptors) // 60))):
+        for wanted in "xwy":
+            p = from_descriptor(d, wanted, DTYPE_NAMES[i % 3], bool(i % 2))
+            for target in REAL.values():
+                plan = make_plan(p, target, 2)
+                assert not isinstance(plan, Declined), f"{p}: {plan}"
+                largest = 4 * max(p.size(role) for role in ("x", "w", "y"))
+                assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.sizes}"
+
+
+def order(plan: Gather | Reduce) -> tuple[Any, ...]:
+    """Everything that decides in which order products are added, and which products with zeros are among them."""
+    if isinstance(plan, Gather):
+        taps = [
+            (s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for walk in plan.walks for s in walk.stretches
+        ]
+        return plan.chunk, plan.pairs, plan.share, plan.lanes, tuple(taps)
+    return plan.row_side, plan.box, plan.slices, plan.pairs, plan.share, plan.lanes, plan.reach
+
+
+@pytest.mark.parametrize("target", ["native", "native in small caches", "baseline"])
+def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
+    rng = np.random.default_rng(2)
+    for p in [*DRAWN, *(large(rng) for _ in range(50))]:
+        plans = [make_plan(p, TARGETS[target], threads) for threads in (1, 5, 16, 100)]
+        if isinstance(plans[0], Declined):
+            assert plans == [plans[0]] * len(plans)
+        else:
+            assert len({order(plan) for plan in plans if not isinstance(plan, Declined)}) == 1, p
+
+
+def met(a: Axis, forward: bool, position: int, k: int) -> int | None:
+    """The coordinate of the input that an output position meets by a kernel element, or None between two of them."""
+    if forward:
+        return position * a.stride + k * a.dilation - a.pad
+    place = position + a.pad - k * a.dilation
+    return place // a.stride if place % a.stride == 0 else None
+
+
+@pytest.mark.parametrize("target", ["native", "vector of 3 in small caches"])
+def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> None:
+    """Products of the plan that meet the input are those of the definition; all others meet its padding."""
+    for p in (p for p in DRAWN if p.wanted != "w"):
+        plan = make_plan(p, TARGETS[target], 2)
+        if isinstance(plan, Declined):
+            continue
+        assert isinstance(plan, Gather)
+        forward = p.wanted == "y"
+        inside = outputs = 1
+        for axis, walk in zip(simplify(p).axes, plan.walks, strict=True):
+            size = axis.x if forward else axis.y
+            places = [
+                (q * walk.phi + s.residue, met(axis, forward, q * walk.phi + s.residue, k))
+                for s in walk.stretches
+                for q in range(s.start, s.stop)
+                for k, _ in s.taps
+            ]
+            assert all(place is not None for _, place in places), f"{p}: a product with a zero that the stride made"
+            assert len(places) == len(set(places))
+            inside *= sum(0 <= place < size for _, place in places if place is not None)
+            outputs *= sum(s.stop - s.start for s in walk.stretches)
+        assert inside == p.n * p.taps, p
+        assert outputs == p.n * prod(p.y if forward else p.x), p
+        # Phases are all combinations of stretches, so what holds for each axis holds for them.
+        assert len(plan.phases) == prod(len(walk.stretches) for walk in plan.walks)
+        assert sum(phase.count for phase in plan.phases) == len(plan.meetings)
+
+
+def test_every_product_of_a_weight_gradient_once() -> None:
+    for p in (p for p in DRAWN if p.wanted == "w"):
+        plan = make_plan(p, TARGETS["native"], 2)
+        assert isinstance(plan, Reduce)
+        assert sum(prod(max(0, high - low) for low, high in ends) for ends in plan.reach) == p.n * p.taps
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 17, 32, 33, 48, 64, 100, 128, 1024])
+def test_planning_ends(threads: int) -> None:
+    """Cutting rows into one more part does not always make the parts smaller."""
+    for crow in (7, 33, 100, 256, 500, 512, 1000):
+        for target in ("native", "vector of 3 in small caches"):
+            text = f"w f32 n8 g1 cx{crow} cy64 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"
+            plan = make_plan(Problem.parse(text), TARGETS[target], threads)
+            assert isinstance(plan, Reduce)
+            assert 1 <= plan.row_part <= plan.crow
+
+
+@pytest.mark.parametrize("pixels", [1, 500, 512 * 112, 512 * 112 + 1, 10**6, 10**9])
+def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
+    """All pixels of all images are one axis here, of any length; pieces are equal up to rounding."""
+    for wanted in "xwy":
+        text = f"{wanted} f32 n1 g1 cx256 cy256 x{pixels} w1 y{pixels} s1 d1 p0 x@nxc y@nxc w@xio"
+        plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
+        assert not isinstance(plan, Declined)
+        box = plan.walks[-1].box if isinstance(plan, Gather) else plan.box[-1]
+        assert min(pixels, 50) <= box <= 4096
+        assert box == ceil(pixels / ceil(pixels / box))
+
+
+def test_small_problems_are_planned_for_one_thread() -> None:
+    small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
+    assert not isinstance(small, Declined)
+    assert small.threads == 1
