@@ -1,4 +1,4 @@
-"""Plans: pure values that print themselves, of bounded workspace, and with every product once on any number of threads."""
+"""Plans: pure values that print themselves, of bounded workspace, with every product once on any number of threads."""
 
 from __future__ import annotations
 
