@@ -104,8 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from cpu.problems import targets
 
     failed = 0
-    items = given.problems or range(given.start, given.start + given.count)
-    for name in [given.target] if given.target else targets():
+    for i, name in enumerate([given.target] if given.target else targets()):
+        first = given.start + i * given.count  # each machine gets problems of its own
+        items = given.problems or range(first, first + given.count)
         declined, failures = run(name, items)
         failed += len(failures)
         print("".join(f"{failure}\n" for failure in failures), end="")
