@@ -93,7 +93,7 @@ def test_every_attribute_is_written():
     assert len(op["attrs"]) == 10
     assert op["attrs"]["output_padding"] == {"type": "s64[]", "value": [0] * 12}
     assert op["attrs"]["dst_shape"] == {"type": "s64[]", "value": [0] * 12}
-    assert op["attrs"]["pads_begin"] == {"type": "s64[]", "value": []}
+    assert op["attrs"]["pads_begin"] == {"type": "s64[]", "value": [0, 0]}
     assert op["attrs"]["auto_pad"] == {"type": "string", "value": "None"}
     assert op["inputs"][0]["shape"] == [UNKNOWN_DIM] * 4
     assert op["inputs"][0]["stride"] == [UNKNOWN_DIM]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -653,6 +654,20 @@ def test_sums_of_bias_gradients_are_kept_in_f32():
     ones = np.ones((1, 1, 1000), ml_dtypes.bfloat16)
     back = Partition(Op(0, "BiasAddBackward", [lt(0, (1, 1, 1000), "bf16")], [lt(1, 1, "bf16")], data_format="NCX"))
     assert float(back.compile().execute(None, [ones])[0].array[0]) == 1000
+
+
+def test_the_example_of_the_documentation():
+    text = (Path(__file__).parents[2] / "docs" / "graph.md").read_text()
+    first = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    exec(first[1], names)
+    assert {i: a.shape for i, a in names["results"].items()} == {
+        3: (8, 56, 56, 64),
+        4: (8, 56, 56, 64),
+        5: (3, 3, 64, 64),
+        6: (64,),
+    }
+    assert names["results"][6][0] == 8 * 56 * 56
 
 
 # ---- logging and dumps

@@ -195,9 +195,14 @@ def _checked(op: Op, meaning: Meaning, strict: bool, same_rule: str) -> Node:
     kept = {a.name: exact[a.name] for a in row.attrs if a.origin == "onednn" or exact[a.name] != a.default}
     rank = max(t.ndims for t in (*inputs, output)) - 2
     for attr in row.attrs:
-        # One number for all axes becomes a list as soon as their count is known.
-        if attr.per == "axis" and rank > 0 and isinstance(kept.get(attr.name), int):
-            kept[attr.name] = (kept[attr.name],) * rank
+        # One number for all axes becomes a list as soon as their count is known; so do pads without numbers, which end
+        # oneDNN's process when there are groups.
+        if attr.per == "axis" and rank > 0:
+            value = kept.get(attr.name)
+            if isinstance(value, int):
+                kept[attr.name] = (value,) * rank
+            elif value == () and attr.name.startswith("pads"):
+                kept[attr.name] = (0,) * rank
     return Node(op.id, op.name, meaning, inputs, output, MappingProxyType(kept))
 
 
