@@ -218,7 +218,9 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     phases, meetings = _phases(shape.axes, walks, step)
     boxes = prod(w.boxes for w in walks)
     tasks = groups * boxes
-    block_groups = 1 if tasks >= 2 * threads else min(blocks, ceil(2 * threads / tasks))
+    wanted = 8 * threads if parts > 1 else 2 * threads
+    block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
+    block_groups = ceil(blocks / ceil(blocks / block_groups))
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
         lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
@@ -411,9 +413,8 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     groups = p.g
     taps = prod(a.k for a in shape.axes)
     share: tuple[int, int] | None = None
-    x_rows, y_rows = up(p.cy, lanes) * p.cx, up(p.cx, lanes) * p.cy  # products with the rows on that side
-    row_side = "x" if x_rows < y_rows or (x_rows == y_rows and (taps > 1 or p.cx >= p.cy)) else "y"
     g, wy, wx = shape.w_channel
+    row_side = _row_side(p, lanes, taps, wx == 1)
     x_channel, y_channel = shape.x_channel, shape.y_channel
     if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
         share, groups, row_side = (p.cx, p.cy), 1, "x"
@@ -529,6 +530,18 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach), slices=slices,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _row_side(p: Problem, lanes: int, taps: int, x_together: bool) -> str:
+    """Whose channels are the rows of the tile: what wastes fewer lanes, then what is packed and written cheaply."""
+    x_rows, y_rows = up(p.cy, lanes) * p.cx, up(p.cx, lanes) * p.cy  # products with the rows on that side
+    if x_rows != y_rows:
+        return "x" if x_rows < y_rows else "y"
+    if taps > 1:
+        return "x"
+    if p.n * prod(p.y) < 4096:
+        return "y" if x_together else "x"  # few pixels: results are written by vectors
+    return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
 
 
 def _reduce_box(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int) -> list[int]:
