@@ -64,6 +64,16 @@ def test_fill():
     assert thin[0] > 0
 
 
+def test_densities_of_tensors_that_are_shared():
+    bounds = [(0, 1, 0.028), (5, 1, 0.0139), (0, 5, 0.0102)]
+    found = fill.balanced(bounds)
+    for a, b, bound in bounds:
+        assert 0.9 * bound < found[a] * found[b] <= bound * (1 + 1e-9)
+    loose = fill.balanced([(0, 1, 1.0), (1, 2, 0.25), (0, 2, 1.0)])
+    assert loose[1] * loose[2] <= 0.25 * (1 + 1e-9)
+    assert loose[0] == 1.0
+
+
 def test_compare():
     right = np.array([1, 0, -2, np.inf, np.nan, 5], np.float16)
     assert fill.compare(right, right.copy()).passed

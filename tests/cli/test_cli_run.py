@@ -425,6 +425,12 @@ def test_chains_of_operations_are_judged_with_a_bound(tmp_path, capsys):
     assert (code, case["state"]) == (0, "passed")
 
 
+def test_layers_are_trusted_in_every_type(capsys):
+    layer = str(ROOT / "examples" / "layer.json")
+    code, cases, _ = outcomes(capsys, layer, "--dt=f32,bf16,f16")
+    assert (code, [c["state"] for c in cases]) == (0, ["passed"] * 3)
+
+
 def test_run_time_shapes(tmp_path, capsys):
     attrs = {"strides": [2], "pads_begin": [1], "pads_end": [1], "dilations": [1], "data_format": "NCX"}
     attrs |= {"weights_format": "OIX"}

@@ -71,9 +71,20 @@ def recipes(op: Op, problem: Problem) -> dict[str, Recipe]:
     return {arg.name: found[arg.name] for arg in op.inputs if arg.name in found}
 
 
-def merged(recipes: Sequence[Recipe]) -> Recipe:
-    """What a tensor holds that several operations take: the least of each."""
-    return Recipe(min(r.largest for r in recipes), min(r.density for r in recipes))
+def balanced(bounds: Sequence[tuple[int, int, float]]) -> dict[int, float]:
+    """Densities for tensors that several operations share, by id.
+
+    Each bound names the two tensors of an operation and what the product of their densities may be. If one tensor of
+    each were thinned as for itself, others would get two thin ones and little but zeros. So the products are brought
+    to their bounds together, in turns, and at last none may exceed its own.
+    """
+    found = {id: 1.0 for a, b, _ in bounds for id in (a, b)}
+    for turn in range(60):
+        for a, b, bound in bounds:
+            factor = (bound / (found[a] * found[b])) ** 0.5
+            if factor < 1 or turn < 50:
+                found[a], found[b] = min(1.0, found[a] * factor), min(1.0, found[b] * factor)
+    return found
 
 
 def fill(array: Array, recipe: Recipe, seed: int) -> None:

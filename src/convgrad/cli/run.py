@@ -144,21 +144,29 @@ def tensors_for(whole: CompiledGraph) -> dict[int, Array]:
 
 def recipes(whole: CompiledGraph) -> dict[int, fill.Recipe]:
     """What each input of a graph holds, so that every operation that takes it has exact sums."""
-    found: dict[int, list[fill.Recipe]] = {}
+    made = {step.outputs[0].id for step in whole.steps}
+    found: dict[int, fill.Recipe] = {}
+    bounds: list[tuple[int, int, float]] = []
     for step in whole.steps:
-        problem = step.problem
-        names = [arg.name for arg in step.node.row.inputs]
-        if problem is not None:
-            recipe = fill.recipes(step.node.row, problem)
+        ids = [tensor.id for tensor in step.inputs]
+        if step.problem is not None:
+            recipe = fill.recipes(step.node.row, step.problem)
+            first, second = (recipe[arg.name] for arg in step.node.row.inputs[:2])
+            if not made & {*ids[:2]}:
+                bounds.append((ids[0], ids[1], first.density * second.density))
         else:
             ranges = fill.RANGES[str(step.inputs[0].dtype)]
             recipe = {"src": fill.Recipe(ranges.src), "diff_dst": fill.Recipe(ranges.diff_dst)}
             recipe["bias"] = fill.Recipe(fill.BIAS)
-        for name, tensor in zip(names, step.inputs, strict=False):
-            if name in recipe:
-                found.setdefault(tensor.id, []).append(recipe[name])
-    made = {step.outputs[0].id for step in whole.steps}
-    return {id: fill.merged(r) for id, r in found.items() if id not in made}
+        for arg, id in zip(step.node.row.inputs, ids, strict=False):
+            if arg.name in recipe and id not in made:
+                known = found.get(id, recipe[arg.name])
+                largest = min(known.largest, recipe[arg.name].largest)
+                found[id] = fill.Recipe(largest, min(known.density, recipe[arg.name].density))
+    if len(bounds) > 1:
+        densities = fill.balanced(bounds)
+        found |= {id: fill.Recipe(found[id].largest, density) for id, density in densities.items()}
+    return found
 
 
 def execute(step: CompiledPartition, tensors: Mapping[int, Array]) -> None:
