@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from math import ceil, prod
@@ -132,10 +134,20 @@ def order(plan: Gather | Reduce) -> tuple[Any, ...]:
     return plan.row_side, plan.box, plan.slices, plan.pairs, plan.share, plan.lanes, plan.reach
 
 
+# Sums over pixels that are taken in parts: many pixels, few weights.
+SLICED = [
+    "w f32 n8 g1 cx3 cy16 x128x128 w3x3 y128x128 s1x1 d1x1 p1x1",
+    "w bf16 n8 g1 cx8 cy64 x99x99 w1x1 y99x99 s1x1 d1x1 p0x0 x@nxc y@nxc",
+    "w f32 n8 g32 cx1 cy1 x112x112 w3x3 y112x112 s1x1 d1x1 p1x1 x@nxc y@nxc",
+]
+
+
 @pytest.mark.parametrize("target", ["native", "native in small caches", "baseline"])
 def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
     rng = np.random.default_rng(2)
-    for p in [*DRAWN, *(large(rng) for _ in range(50))]:
+    sliced = [Problem.parse(text) for text in SLICED]
+    assert all(make_plan(p, TARGETS["native"], 2).slices > 1 for p in sliced)
+    for p in [*DRAWN, *(large(rng) for _ in range(50)), *sliced]:
         plans = [make_plan(p, TARGETS[target], threads) for threads in (1, 5, 16, 100)]
         if isinstance(plans[0], Declined):
             assert plans == [plans[0]] * len(plans)
@@ -187,6 +199,22 @@ def test_every_product_of_a_weight_gradient_once() -> None:
         assert sum(prod(max(0, high - low) for low, high in ends) for ends in plan.reach) == p.n * p.taps
 
 
+@pytest.fixture
+def _soon() -> Iterator[None]:
+    """A test that does not end is a failure."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("this takes too long")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarms")
+@pytest.mark.usefixtures("_soon")
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 17, 32, 33, 48, 64, 100, 128, 1024])
 def test_planning_ends(threads: int) -> None:
     """Cutting rows into one more part does not always make the parts smaller."""
