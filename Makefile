@@ -7,15 +7,17 @@ PY := $(VENV)/bin/python
 .PHONY: help run test lint bench docs clean
 
 help:
-	@echo "make run    compute and verify the gradients of real layers"
+	@echo "make run    compute, verify and time the gradients of real layers"
 	@echo "make test   lint, then all tests"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  time real layers beside PyTorch and oneDNN; BENCH='--quick' passes options on"
 	@echo "make docs   write docs/ops.md from the operation table"
 	@echo "make clean  remove .venv and what tools have left"
 
-run: $(VENV)/.installed
+run: $(VENV)/.installed-cli
 	@$(PY) examples/layers.py
+	@echo
+	@$(PY) -m convgrad run --mode=CP examples/resnet50.json
 
 test: lint
 	$(PY) -m pytest -n auto
@@ -44,6 +46,10 @@ $(VENV)/.installed: pyproject.toml | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
+$(VENV)/.installed-cli: pyproject.toml | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@touch $@ $(VENV)/.installed
+
 $(VENV)/.installed-test: pyproject.toml | $(PY)
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
-	@touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-cli
