@@ -34,6 +34,7 @@ NAMED = {
     "f16": "y f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 accumulate",
     "f16 weights": "w f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1",
     "f64": "x f64 n2 g1 cx20 cy24 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1",
+    "borders": "y f32 n3 g1 cx256 cy3 x8x6x7 w3x3x5 y8x4x10 s1x2x1 d1x2x1 p2x3x3 y@nxc",
     "volume": "w f32 n1 g2 cx9 cy10 x6x9x9 w3x3x3 y6x9x9 s1x1x1 d1x1x1 p1x1x1",
 }
 
@@ -169,3 +170,26 @@ def test_same_bits_in_a_crowd() -> None:
     for thread in crowd:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("layout", ["", "x@nxc y@nxc"])
+@pytest.mark.parametrize("target", ["native", "avx2", "baseline", "vector of 3"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
+    """All of them, widened and multiplied by others, then rounded: ties, subnormals, overflow, infinities, NaN."""
+    if target not in TARGETS:
+        pytest.skip("this machine has no such level")
+    for out in (dtype, "f32"):
+        p = Problem.parse(f"y {dtype} n1 g1 cx1 cy17 x65536 w1 y65536 s1 d1 p0 {layout} out:{out}")
+        tensors = Tensors(p, seed=5)
+        x, w = tensors.view["x"], tensors.view["w"]
+        x[0, 0, 0] = np.arange(65536, dtype=np.uint16).view(x.dtype)
+        first = [1.0, -1.0, 1.0009765625, 0.5, 1.5, 2.0**-9, 2.0**-14, 3 * 2.0**-14, 2.0**14, 1.9, -0.7, 0.0]
+        w[0, : len(first), 0, 0] = np.array(first).astype(w.dtype)
+        with np.errstate(all="ignore"):
+            wide = x.astype(np.float32) * w[:, :, 0].astype(np.float32)[None]
+            expected = wide.astype(DTYPES[out].numpy)
+        result = tensors.compute(find(p, TARGETS[target], 2))
+        nan = np.isnan(expected)
+        assert np.array_equal(np.isnan(result), nan)
+        assert np.array_equal(result[~nan], expected[~nan])
