@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -70,7 +71,7 @@ def check_out(array: Array) -> None:
     """A result can be written into an array if every element has an address of its own."""
     if not array.flags.writeable:
         raise broken("out_writable", "out", "a read-only array")
-    if _overlaps(array):
+    if overlaps(array.shape, array.strides, array.itemsize):
         raise broken("out_overlap", "out", f"strides {array.strides} for shape {array.shape}")
 
 
@@ -231,23 +232,26 @@ def _read_capsule(capsule: object, name: str) -> tuple[_DLTensor, bool]:
     raise broken("input_array", name, f"a DLPack export of type {type(capsule).__name__} that is none")
 
 
-def _overlaps(array: Array) -> bool:
-    """Whether two elements of an array share an address."""
-    axes = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
-    if array.size == 0:
+def overlaps(shape: Sequence[int], strides: Sequence[int], item: int = 1, most: int | None = None) -> bool:
+    """Whether two elements of a tensor share an address; `item` is an element's size in the unit of the strides.
+
+    Axes that interleave count as sharing if the tensor has more than `most` elements to look at.
+    """
+    axes = sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1)
+    if 0 in shape:
         return False
-    reach = array.itemsize
+    reach = item
     for step, size in axes:
         if step < reach:
             break
         reach += step * (size - 1)
     else:
         return False
-    if axes[0][0] < array.itemsize:
+    if axes[0][0] < item or (most is not None and prod(shape) > most):
         return True
     # Axes that interleave: compare all addresses. Rare, and only for arrays made by hand.
-    places = np.zeros((), np.int64)
+    places: Array = np.zeros(1, np.int64)
     for step, size in axes:
-        places = np.add.outer(places, np.arange(size, dtype=np.int64) * step)
-    places = np.sort(places.ravel())
-    return bool((np.diff(places) < array.itemsize).any())
+        places = np.add.outer(places, np.arange(size, dtype=np.int64) * step).ravel()
+    places = np.sort(places)
+    return bool((np.diff(places) < item).any())

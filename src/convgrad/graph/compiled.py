@@ -19,11 +19,11 @@ from ..spec import Problem, bind
 from ..spec.bind import Binding, Description
 from ..spec.check import broken
 from ..spec.problem import Ints, settle
-from ..tensors import open_shape
+from ..tensors import open_shape, overlaps
 from . import bias, verbose
 from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
-from .memory import Array, Engine, Stream, Tensor, allocate, overlaps, require
+from .memory import Array, Engine, Stream, Tensor, allocate, require
 from .ops import Node
 
 
@@ -164,7 +164,7 @@ def _placed(output: LogicalTensor, shape: Ints, name: str) -> LogicalTensor:
         told = tuple(g if g >= 0 else "?" for g in given)
         raise broken("shapes_agree", name, told, expected=shape, source="this problem")
     if output.is_known and output.strides is not None:
-        if overlaps(shape, output.strides):
+        if overlaps(shape, output.strides, most=1 << 20):
             raise refuse("output_overlap", name, output.tell())
         return output
     return output.replace(dims=shape, layout_type=LayoutType.strided)

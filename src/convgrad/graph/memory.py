@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,10 @@ from .kinds import NUMPY, EngineKind, PropertyType, refuse
 from .logical import LogicalTensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+SMALL = 1 << 24
+"""Bytes that are not worth asking the system about; if they are not there, the allocation itself fails."""
 
 
 class Engine:
@@ -146,28 +148,10 @@ def allocate(logical: LogicalTensor) -> Array:
     return np.lib.stride_tricks.as_strided(buffer, logical.shape, tuple(s * dtype.itemsize for s in logical.strides))
 
 
-def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements share an address. Axes that interleave count as sharing when there are too many to look."""
-    axes = sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1)
-    if 0 in shape or not axes:
-        return False
-    reach = 1
-    for step, size in axes:
-        if step < reach:
-            break
-        reach += step * (size - 1)
-    else:
-        return False
-    if axes[0][0] < 1 or prod(size for _, size in axes) > 1 << 20:
-        return True
-    places: Array = np.zeros(1, np.int64)
-    for step, size in axes:
-        places = np.add.outer(places, np.arange(size, dtype=np.int64) * step).ravel()
-    return bool(np.unique(places).size < places.size)
-
-
 def require(count: int, what: str) -> None:
     """Refuse what this machine has no memory for, before any of it is taken."""
+    if count < SMALL:
+        return
     free = available()
     if count > free:
         raise OutOfMemoryError(f"{what}: needs {in_units(count)} of memory, and {in_units(free)} are available")
