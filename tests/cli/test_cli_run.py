@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 from pathlib import Path
 
@@ -264,6 +265,27 @@ def test_batch_files_that_include_themselves(tmp_path):
     path.write_text(f"--batch={path}")
     with pytest.raises(UsageError, match="includes itself"):
         parse([f"--batch={path}"])
+
+
+def test_fuzz_of_lines(folder, capsys, monkeypatch):
+    """Lines with characters changed are understood, refused or wrong usage; never an accident."""
+    monkeypatch.chdir(folder)
+    rng = random.Random(3)
+    lines = [line for line in LINES.splitlines() if line.startswith("--reset")]
+    codes = set()
+    for _ in range(400):
+        line = rng.choice(lines)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len("--reset "), len(line))
+            line = (
+                line[:at]
+                + rng.choice(["", "0", "9" * 25, ":", "*", "+", ",", "x", "-", "a", "=", "\0", "é"])
+                + line[at + 1 :]
+            )
+        codes.add(main(["run", "--json", "--mode=L", *line.split()]))
+        text = capsys.readouterr().out
+        assert '"crashed"' not in text, (line, text)
+    assert codes == {0, 1, 2}
 
 
 # ---- rewriting

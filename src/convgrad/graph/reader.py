@@ -140,8 +140,8 @@ def read_file(path: str | Path) -> Document:
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror or error}", status="invalid_arguments") from None
+    except (OSError, ValueError) as error:  # The latter for a name that no file can have.
+        raise SpecError(f"{path}: {getattr(error, 'strerror', None) or error}", status="invalid_arguments") from None
     return read(content, source=str(path))
 
 
