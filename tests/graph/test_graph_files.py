@@ -6,6 +6,7 @@ import json
 import random
 import re
 import resource
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -219,6 +220,20 @@ def test_the_numbers_are_those_of_real_onednn(path):
         np.testing.assert_array_equal(result, theirs)
         compared += 1
     assert compared
+
+
+def test_graphs_need_no_reader():
+    """Building a graph needs no package that the core does not have; reading a file says what it needs."""
+    code = (
+        "import sys; sys.modules['msgspec'] = None\n"
+        "from convgrad.graph import *\n"
+        "import convgrad.graph as g\n"
+        "assert Graph and 'convgrad.graph.reader' not in sys.modules\n"
+        "try: g.load('x')\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip() == "reading graph files needs msgspec: pip install 'convgrad[cli]'", done.stderr
 
 
 # ---- files that are wrong

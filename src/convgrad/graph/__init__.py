@@ -28,7 +28,11 @@ from .ops import Op
 from .writer import set_dump_mode
 
 if TYPE_CHECKING:
-    from .reader import Document, from_json, load, read, read_file
+    from .reader import Document as Document
+    from .reader import from_json as from_json
+    from .reader import load as load
+    from .reader import read as read
+    from .reader import read_file as read_file
 
 _READER = ("Document", "from_json", "load", "read", "read_file")
 
@@ -49,7 +53,6 @@ __all__ = [
     "CompiledGraph",
     "CompiledPartition",
     "DataType",
-    "Document",
     "Engine",
     "EngineKind",
     "FpMathMode",
@@ -63,12 +66,8 @@ __all__ = [
     "Status",
     "Stream",
     "Tensor",
-    "from_json",
     "get_compiled_partition_cache_capacity",
     "get_constant_tensor_cache_capacity",
-    "load",
-    "read",
-    "read_file",
     "set_compiled_partition_cache_capacity",
     "set_constant_tensor_cache_capacity",
     "set_dump_mode",
