@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -433,6 +432,8 @@ def test_fuzz_with_wild_graphs(data):
 
 
 if __name__ == "__main__":
+    import resource
+
     assert survive(text()) == "compiled"  # which loads LLVM
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(fuzz(int(sys.argv[1]), seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0))
