@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help run test lint bench docs clean
+.PHONY: help run test lint bench corpus docs clean
 
 help:
 	@echo "make run    compute, verify and time the gradients of real layers"
 	@echo "make test   lint, then all tests"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  time real layers beside PyTorch and oneDNN; BENCH='--quick' passes options on"
+	@echo "make corpus CORPUS=DIR  check every benchdnn descriptor below DIR/conv and DIR/deconv to the bit"
 	@echo "make docs   write docs/ops.md from the operation table"
 	@echo "make clean  remove .venv and what tools have left"
 
@@ -29,6 +30,13 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(PY) benchmarks/run.py --json bench.json --png bench.png $(BENCH)
+
+# Batches of 2 unless MB says otherwise (0 keeps those of the files, which takes hours).
+CORPUS ?= ../shared/corpus
+MB ?= 2
+corpus: $(VENV)/.installed-cli
+	@for file in $(CORPUS)/conv/* $(CORPUS)/deconv/*; do \
+	  $(PY) -m convgrad check --batch=$$file --mb=$(MB) --dir=FWD_B,BWD_D,BWD_W --dt=f32,bf16,f16 || exit 1; done
 
 docs: $(VENV)/.installed
 	$(PY) -m convgrad.spec.page > docs/ops.md
