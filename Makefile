@@ -32,10 +32,10 @@ bench: $(VENV)/.installed-test
 	$(PY) benchmarks/run.py --json bench.json --png bench.png $(BENCH)
 
 # Batches of 2 unless MB says otherwise (0 keeps those of the files, which takes hours).
-CORPUS ?= ../shared/corpus
 MB ?= 2
 corpus: $(VENV)/.installed-cli
-	@for file in $(CORPUS)/conv/* $(CORPUS)/deconv/*; do \
+	@test -n "$(CORPUS)" || { echo "say where: make corpus CORPUS=oneDNN/tests/benchdnn/inputs"; exit 2; }
+	@for file in $(CORPUS)/conv/shapes_* $(CORPUS)/deconv/shapes_*; do \
 	  $(PY) -m convgrad check --batch=$$file --mb=$(MB) --dir=FWD_B,BWD_D,BWD_W --dt=f32,bf16,f16 || exit 1; done
 
 docs: $(VENV)/.installed
