@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TEAMS = ((1, 2, 3), (1, 2, 3), (1, 2, 3), (3, 1, 5), (2, 9, 17))  # more than 4 threads are planned for anew
 
+INVENTED = "invented"  # the name of no machine in particular: each problem gets one of its own
+
 Item = int | str
 """A problem to check: the seed that it is drawn from, or its text."""
 
@@ -70,9 +72,9 @@ def work(target: str, items: Sequence[Item]) -> None:
     """Check problems in this process: one line before each, and one more for each that fails or is declined."""
     from convgrad.spec.problem import Problem
 
-    from .problems import check, numbered, targets
+    from .problems import check, invented, numbered, targets
 
-    machine = targets()[target]
+    machines = targets()
     failures = 0
     for item in items:
         if failures == 10:
@@ -80,6 +82,7 @@ def work(target: str, items: Sequence[Item]) -> None:
         p, seed = (Problem.parse(item), 0) if isinstance(item, str) else (numbered(item), item)
         print(f"problem {seed} {target}: {p}", flush=True)
         try:
+            machine = invented(seed) if target == INVENTED else machines[target]
             reason = check(p, machine, TEAMS[seed % len(TEAMS)], seed, gaps=seed % 4 == 3)
         except Exception as error:
             failures += 1
@@ -92,7 +95,7 @@ def work(target: str, items: Sequence[Item]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", help="texts of problems, instead of seeds")
-    parser.add_argument("--target", help="one machine only; see targets() in problems.py")
+    parser.add_argument("--target", help="one machine only: of targets() in problems.py, or 'invented'")
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--count", type=int, default=500, help="problems for each machine (500)")
     parser.add_argument("--work", help=argparse.SUPPRESS)
@@ -104,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from cpu.problems import targets
 
     failed = 0
-    for i, name in enumerate([given.target] if given.target else targets()):
+    for i, name in enumerate([given.target] if given.target else [*targets(), INVENTED]):
         first = given.start + i * given.count  # each machine gets problems of its own
         items = given.problems or range(first, first + given.count)
         declined, failures = run(name, items)

@@ -52,6 +52,20 @@ def targets() -> dict[str, Target]:
     return found
 
 
+def invented(seed: int) -> Target:
+    """A machine that nobody has built: any width, any tile, any caches."""
+    rng = np.random.default_rng([seed, 1])
+
+    def whole(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    base = list(targets().values())[whole(0, len(targets()) - 1)]
+    width = 4 * whole(1, 16) if rng.random() < 0.7 else base.width
+    tile = (whole(1, 9), whole(1, 4)) if rng.random() < 0.7 else None
+    caches = {"l1": int(256 * 2 ** rng.uniform(0, 8)), "l2": int(2048 * 2 ** rng.uniform(0, 10))}
+    return replace(base, name=base.name if whole(0, 1) else "made up", width=width, tile=tile, **caches)
+
+
 def draw(rng: np.random.Generator, size: str = "small") -> Problem:
     """A problem of a few to a few million products; a large one is cut into pieces on any machine."""
     while True:

@@ -17,17 +17,18 @@ from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
 
-from .campaign import run
+from .campaign import INVENTED, run
 from .problems import numbered, targets
 
 TARGETS = targets()
-EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(TARGETS))
+NAMES = [*TARGETS, INVENTED]
+EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_random_problems(name: str) -> None:
     """Each machine gets problems of its own."""
-    first = list(TARGETS).index(name) * EACH
+    first = NAMES.index(name) * EACH
     _, failures = run(name, range(first, first + EACH))
     assert not failures, "\n".join(failures)
 
@@ -156,7 +157,7 @@ def plans() -> list[Plan]:
     """The plans of all problems above; with pairs, even where this machine has none."""
     paired = replace(TARGETS["native"], width=64, features=TARGETS["native"].features + ",+avx512bf16")
     machines: list[Target] = [paired if name == "native" else t for name, t in TARGETS.items()]
-    drawn = [(numbered(i * 25 + j), t) for i, t in enumerate(machines) for j in range(25)]
+    drawn = [(numbered(i * EACH + j), t) for i, t in enumerate(machines) for j in range(min(EACH, 25))]
     named = [(Problem.parse(text), t) for text in NAMED.values() for t in (paired, TARGETS["vector of 3"])]
     return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
 
