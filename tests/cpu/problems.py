@@ -82,6 +82,8 @@ def numbered(seed: int) -> Problem:
 
 
 def _draw(rng: np.random.Generator) -> Problem:
+    if rng.random() < 0.08:
+        return _draw_pixels(rng, 3000)
     rank = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         axes = [_usual_axis(rng, rank) for _ in range(rank)]
@@ -91,7 +93,22 @@ def _draw(rng: np.random.Generator) -> Problem:
     return _problem(rng, axes, int(rng.choice([1, 1, 2, 3])), g, cx, cy)
 
 
+def _draw_pixels(rng: np.random.Generator, most: int) -> Problem:
+    """Many pixels and few weights, whose gradient is summed in slices."""
+    rank = int(rng.integers(1, 3))
+    axes = []
+    for _ in range(rank):
+        k = int(rng.integers(1, 4))
+        x = int(rng.integers(most // 4, most)) if rank == 1 else int(rng.integers(most**0.5 / 2, most**0.5))
+        axes.append(_axis(rng, x, k, int(rng.choice([1, 1, 2])), 1, int(rng.integers(0, k + 1)), 0))
+    g = int(rng.choice([1, 1, 3, 20]))
+    cx, cy = (int(v) for v in rng.integers(1, 20 if g == 1 else 3, 2))
+    return _problem(rng, axes, int(rng.integers(1, 4)), g, cx, cy)
+
+
 def _draw_large(rng: np.random.Generator) -> Problem:
+    if rng.random() < 0.3:
+        return _draw_pixels(rng, 40000)
     rank = int(rng.integers(1, 4))
     axes = []
     for _ in range(rank):
