@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -13,26 +15,33 @@ from convgrad.cpu import kernel
 from convgrad.cpu.nests import Gather, Reduce
 
 PAGE = mmap.PAGESIZE
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-NONE, READ, READ_WRITE, PRIVATE_ANONYMOUS = 0, 1, 3, 0x22
+NONE, READ, READ_WRITE = 0, 1, 3
+_libc: Any = None
+if os.name == "posix":
+    _libc = ctypes.CDLL(None, use_errno=True)
+    _address, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    _libc.mmap.restype = _address
+    _libc.mmap.argtypes = [_address, _size, _int, _int, _int, ctypes.c_long]
+    _libc.munmap.argtypes = [_address, _size]
+    _libc.mprotect.argtypes = [_address, _size, _int]
 
 
 class Guarded:
     """Memory of `size` bytes, with an unmapped page before it and one after it, `gap` bytes from it on one side.
 
-    `bytes` is the memory asked for, `room` all that is mapped around it.
+    `bytes` is the memory asked for, `room` all that is mapped around it. Elsewhere than on POSIX the pages are ordinary.
     """
 
     def __init__(self, size: int, *, at_end: bool, gap: int = 0) -> None:
         self.mapped = -(-max(size + gap, 1) // PAGE) * PAGE
         self.length = self.mapped + 2 * PAGE
-        self.base = _libc.mmap(None, self.length, NONE, PRIVATE_ANONYMOUS, -1, 0)
-        if self.base in (None, ctypes.c_void_p(-1).value):
-            raise MemoryError("mmap")
+        if _libc is None:
+            self.memory = np.zeros(self.length + PAGE, np.uint8)
+            self.base = -(-self.memory.ctypes.data // PAGE) * PAGE
+        else:
+            self.base = _libc.mmap(None, self.length, NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+            if self.base in (None, ctypes.c_void_p(-1).value):
+                raise MemoryError("mmap")
         self.protect(READ_WRITE)
         self.address = self.base + PAGE + (self.mapped - size - gap if at_end else gap)
         self.bytes = _array(self.address, size)
@@ -40,12 +49,13 @@ class Guarded:
 
     def protect(self, access: int) -> None:
         """Allow reading, or reading and writing."""
-        if _libc.mprotect(self.base + PAGE, self.mapped, access):
+        if _libc is not None and _libc.mprotect(self.base + PAGE, self.mapped, access):
             raise MemoryError("mprotect")
 
     def close(self) -> None:
         """Give the memory back; who still looks at it faults."""
-        _libc.munmap(self.base, self.length)
+        if _libc is not None:
+            _libc.munmap(self.base, self.length)
 
 
 def _array(address: int, size: int) -> np.ndarray:
