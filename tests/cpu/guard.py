@@ -29,7 +29,7 @@ if os.name == "posix":
 class Guarded:
     """Memory of `size` bytes, with an unmapped page before it and one after it, `gap` bytes from it on one side.
 
-    `bytes` is the memory asked for, `room` all that is mapped around it. Elsewhere than on POSIX the pages are ordinary.
+    `bytes` is the memory asked for, `room` all that is mapped around it. Only POSIX systems have the unmapped pages.
     """
 
     def __init__(self, size: int, *, at_end: bool, gap: int = 0) -> None:
