@@ -50,6 +50,7 @@ def test_the_text_of_every_bound_problem_reads_back(monkeypatch):
         (EXAMPLE + " wide", "'wide'"),
         (EXAMPLE + " x@1,2", "x@1,2 needs 5 strides"),
         (EXAMPLE + " out:s8", "'out:s8'"),
+        (EXAMPLE + " algorithm:fast", "'algorithm:fast'"),
         (EXAMPLE.replace("n2", "n-2"), "'n-2'"),
         (EXAMPLE.replace("n2", "n" + "9" * 5000), "not of the form"),
         (EXAMPLE.replace("n2", "n٣"), "not of the form"),

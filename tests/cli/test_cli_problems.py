@@ -190,6 +190,10 @@ def test_batches(tmp_path, capsys):
     (tmp_path / "self").write_text(f"--batch={tmp_path / 'self'}")
     assert main(["check", f"--batch={tmp_path / 'self'}"]) == 2
     assert "includes itself" in capsys.readouterr().err
+    (tmp_path / "odd").write_text("--batch=a\0b")
+    for command in ("check", "run"):
+        assert main([command, f"--batch={tmp_path / 'odd'}"]) == 2
+        assert "null" in capsys.readouterr().err
     (tmp_path / "wrong").write_text("ic4oc4_ih5kh3\nic4oc_ih5kh3\n")
     code, cases, _ = outcomes(capsys, "check", "--dir=FWD_D", f"--batch={tmp_path / 'wrong'}")
     assert (code, [c["state"] for c in cases]) == (1, ["passed", "refused"])

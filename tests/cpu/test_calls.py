@@ -197,6 +197,11 @@ def test_memory_kept_for_later_calls_is_bounded() -> None:
     assert 0 < sum(space.size for space in kernel._free) <= kernel.KEEP
 
 
+def test_a_workspace_beyond_memory_is_an_error_of_ours() -> None:
+    with pytest.raises(convgrad.OutOfMemoryError, match="no memory for a workspace"):
+        kernel._take(1 << 60)
+
+
 # What lies around and under the data.
 
 

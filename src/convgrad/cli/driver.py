@@ -9,7 +9,7 @@ and the alternatives of all options are multiplied; an empty one means «as in t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -278,30 +278,39 @@ class _Reader:
         self.cases.extend(self.settings.cases(self.locate(name), name))
 
     def locate(self, name: str) -> Path:
-        """A file by its name, from the working folder, or from the folders above the batch file that names it."""
-        if Path(name).is_absolute():
-            return Path(name)
-        around = [folder for batch in reversed(self.open) for folder in batch.parents]
-        for folder in (*self.folders, *around):
-            if (folder / name).exists():
-                return folder / name
-        return Path(name)
+        """A file by its name."""
+        return located(name, self.folders, self.open)
 
     def batch(self, name: str) -> None:
         """Read the words of a file."""
-        path = self.locate(name).resolve()
-        if path in self.open:
-            raise ValueError("the file includes itself")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--batch={name}: {getattr(error, 'strerror', None) or error}") from None
+        path, words = opened(name, self.folders, self.open)
         self.open.append(path)
         try:
-            self.read(words_of(text))
+            self.read(words)
         except UsageError as error:
             raise UsageError(f"{path.name}: {error}") from None
         self.open.pop()
+
+
+def located(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> Path:
+    """A file by its name, from given folders, or from the folders above the batch files that are being read."""
+    around = (folder for batch in reversed(batches) for folder in batch.parents)
+    for folder in (*folders, *around):
+        if (folder / name).exists():
+            return folder / name
+    return Path(name)
+
+
+def opened(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> tuple[Path, list[str]]:
+    """The path and the words of a batch file."""
+    try:
+        path = located(name, folders, batches).resolve()
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # The latter for a text, or a name, that no file can have.
+        raise UsageError(f"--batch={name}: {getattr(error, 'strerror', None) or error}") from None
+    if path in batches:
+        raise UsageError(f"--batch={name}: the file includes itself")
+    return path, words_of(text)
 
 
 def words_of(text: str) -> list[str]:

@@ -22,7 +22,7 @@ from ..spec.descriptors import DIRECTIONS, Descriptor
 from ..spec.table import DTYPES as DOCUMENTED
 from ..spec.table import EXTENDED_DTYPES, Op
 from . import fill
-from .driver import IGNORED, UsageError, hoisted, words_of
+from .driver import IGNORED, UsageError, hoisted, opened
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -80,7 +80,7 @@ def parse(words: Iterable[str], start: Settings) -> list[Entry]:
     return _read(hoisted(words, OPTIONS, ("batch",)), start, "", ())
 
 
-def _read(words: list[str], settings: Settings, where: str, opened: tuple[Path, ...]) -> list[Entry]:
+def _read(words: list[str], settings: Settings, where: str, batches: tuple[Path, ...]) -> list[Entry]:
     entries: list[Entry] = []
     for word in words:
         if not word.startswith("-"):
@@ -101,7 +101,7 @@ def _read(words: list[str], settings: Settings, where: str, opened: tuple[Path, 
         if not equals:
             raise UsageError(f"--{name} needs a value: {OPTIONS[name]}")
         if name == "batch":
-            entries.extend(_batch(value, settings, opened))
+            entries.extend(_batch(value, settings, batches))
             continue
         try:
             settings = _with(settings, name, value)
@@ -110,18 +110,11 @@ def _read(words: list[str], settings: Settings, where: str, opened: tuple[Path, 
     return entries
 
 
-def _batch(name: str, settings: Settings, opened: tuple[Path, ...]) -> list[Entry]:
-    folders = [Path(), *(folder for path in reversed(opened) for folder in path.parents)]
-    path = next((f / name for f in folders if (f / name).exists()), Path(name)).resolve()
-    if path in opened:
-        raise UsageError(f"--batch={name}: the file includes itself")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--batch={name}: {getattr(error, 'strerror', None) or error}") from None
+def _batch(name: str, settings: Settings, batches: tuple[Path, ...]) -> list[Entry]:
+    path, words = opened(name, [Path()], batches)
     if settings.transposed is None and "deconv" in path.parts:
         settings = replace(settings, transposed=True)
-    return _read(words_of(text), settings, path.name, (*opened, path))
+    return _read(words, settings, path.name, (*batches, path))
 
 
 def _with(settings: Settings, name: str, value: str) -> Settings:

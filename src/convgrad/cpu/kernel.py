@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
 from . import gather, jit, reduce, threads
 from .nests import Declined, Gather, Plan, Reduce
@@ -78,7 +79,10 @@ class _Space:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.memory = np.empty(size + LINE, np.uint8)
+        try:
+            self.memory = np.empty(size + LINE, np.uint8)
+        except (MemoryError, ValueError):
+            raise OutOfMemoryError(f"no memory for a workspace of {size >> 20} MiB; fewer threads need less") from None
         self.address: int = -(-self.memory.__array_interface__["data"][0] // LINE) * LINE
 
 

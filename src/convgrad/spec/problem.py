@@ -15,6 +15,7 @@ from typing import Any
 
 from ..dtypes import DTYPES
 from ..errors import SpecError
+from .table import ALGORITHMS
 
 Ints = tuple[int, ...]
 Role = str  # "x", "w" or "y"
@@ -223,7 +224,7 @@ _WORD = re.compile(
             r"(?P<bias>bias)",
             rf"bias@(?P<bias_at>-?{_DIGITS})",
             r"(?P<accumulate>accumulate)",
-            r"algorithm:(?P<algorithm>\w+)",
+            rf"algorithm:(?P<algorithm>{'|'.join(ALGORITHMS)})",
         ]
     )
 )

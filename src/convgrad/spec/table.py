@@ -167,6 +167,8 @@ _dst_shape = Attr("dst_shape", "s64[]", "shape of diff_src", (0,) * MAX_NDIMS, m
 _weights_shape = Attr("weights_shape", "s64[]", "shape of diff_weights", (0,) * MAX_NDIMS, minimum=1, per="dimension")
 
 _common = (_strides, _pads_begin, _pads_end, _dilations, _auto_pad, _groups, _data_format)
+ALGORITHMS = {"direct": "exactly the products of the definition"}
+
 EXTENSIONS = (
     Attr(
         "same_rule",
@@ -182,7 +184,7 @@ EXTENSIONS = (
         "string",
         "how the sums are taken",
         "direct",
-        {"direct": "exactly the products of the definition"},
+        ALGORITHMS,
         any_case=True,
         origin="extension",
     ),
