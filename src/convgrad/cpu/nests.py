@@ -48,6 +48,33 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """Lines of memory that are asked for while something else is computed: a slice of them in each call of the tile.
+
+    A region is the lines of a box in one tensor: (how many, bytes between them), outermost first.
+    """
+
+    regions: tuple[tuple[tuple[int, int], ...], ...]
+    calls: int
+
+    @property
+    def each(self) -> int:
+        """Lines in a slice."""
+        lines = sum(prod(count for count, _ in region) for region in self.regions)
+        return ceil(lines / max(1, self.calls - len(self.regions) + 1))
+
+    @property
+    def slices(self) -> Ints:
+        """Slices of each region."""
+        return tuple(ceil(prod(count for count, _ in region) / self.each) for region in self.regions)
+
+    @property
+    def size(self) -> int:
+        """Lines of all slices."""
+        return sum(self.slices) * self.each
+
+
+@dataclass(frozen=True)
 class Stretch:
     """Positions q of an axis, of one residue, that meet the same taps: start <= q < stop."""
 
@@ -231,6 +258,7 @@ class Reduce:
     entries: Ints  # elements into the band of x, of each
     reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
     slices: int  # the sum over boxes is cut into so many parts, added in order
+    ahead: Ahead | None  # the next box, of x and of y
     accumulate: bool
     half: bool
     threads: int
@@ -325,6 +353,7 @@ class Reduce:
             ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
             ".x_raw": up(self._raw(self.x_entries, self.x_pitch), line),
             ".y_raw": up(self._raw(self.y_entries, self.y_pitch), line),
+            ".lines": up(_table(self.ahead, self.sum), line),
         }
 
     def _raw(self, entries: int, pitch: int) -> int:
@@ -371,6 +400,11 @@ def pitch(channels: int, lanes: int) -> int:
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+
+
+def _table(ahead: Ahead | None, sum_: str) -> int:
+    """Elements that the offsets of lines take."""
+    return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
 
 
 def _workspace(sizes: dict[str, int], threads: int, size: int) -> int:

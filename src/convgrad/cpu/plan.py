@@ -13,6 +13,7 @@ from math import ceil, prod
 from ..dtypes import DTYPES
 from ..spec.problem import Ints, Problem
 from .nests import (
+    Ahead,
     Declined,
     Gather,
     Packed,
@@ -26,6 +27,7 @@ from .nests import (
     reduce_pitch,
     up,
 )
+from .numbers import LINE
 from .target import Target
 
 AXES = 4
@@ -519,6 +521,20 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         )
         for each in product(*(_offsets(a, True) for a in shape.axes))
     ]
+    ahead = None
+    if boxes > slices and p.bytes > target.l2:
+        lane_channels = min(clane, lane_part * block)
+        calls = lane_part * (ceil(taps / (rows // p.cx)) if share else ceil(row_part / rows) * taps)
+        x_channels, y_channels = (row_part, lane_channels) if row_side == "x" else (lane_channels, row_part)
+        if share:
+            x_channels, y_channels = lane_channels // p.cy * p.cx, lane_channels
+        x_span = [
+            min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, a.x) for a, b in zip(shape.axes, box, strict=True)
+        ]
+        x_lines = _lines(x_span, [a.x_step for a in shape.axes], x_channels, x_channel[1], DTYPES[p.dtype].size)
+        y_lines = _lines(box, [a.y_step for a in shape.axes], y_channels, y_channel[1], DTYPES[p.dtype].size)
+        ahead = Ahead((x_lines, y_lines), calls)
+        why.append("the next box is asked for while one is summed")
     return Reduce(
         dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
         vectors=vectors, groups=groups, row_side=row_side, crow=crow, clane=clane, share=share, pairs=pairs,
@@ -527,9 +543,26 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_steps), in_place=in_place, row_part=row_part,
         lane_part=lane_part, x_channel=x_channel,
         y_channel=y_channel, w_strides=w_strides,
-        taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach), slices=slices,
+        taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach),
+        slices=slices, ahead=ahead,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _lines(
+    counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int
+) -> tuple[tuple[int, int], ...]:
+    """The lines of a box of pixels with so many channels, as a region to be fetched: what lies together is one run."""
+    dims = sorted(
+        (abs(step) * size, count) for step, count in ((channel_step, channels), *zip(steps, counts, strict=True))
+    )
+    run, outer = size, list[tuple[int, int]]()
+    for step, count in dims:
+        if step <= max(run, LINE) and not outer:
+            run += (count - 1) * step
+        elif count > 1:
+            outer.append((count, step))
+    return (*reversed(outer), (ceil(run / LINE), LINE))
 
 
 def _row_side(p: Problem, lanes: int, taps: int, x_together: bool) -> str:

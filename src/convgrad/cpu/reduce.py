@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from .ahead import Fetch, slice_of, tabulate
 from .boxes import finish, pack, turn_back, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
 from .numbers import LINE, Numbers, shuffle, size_of
 from .tiles import Tile
+
+_COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
+
+
+def _fetch(plan: Reduce) -> tuple[str, ...]:
+    """Arguments of a tile that fetches lines."""
+    return () if plan.ahead is None else ("p:base", "p:offsets")
 
 
 def write(plan: Reduce) -> str:
@@ -55,6 +63,8 @@ def write(plan: Reduce) -> str:
     for n in boxes:
         total *= n
     each = -(-total // plan.slices)
+    if plan.ahead is not None:
+        f.call(tabulate(m, plan.ahead), at[".lines"])
 
     with f.items(f.at(team, 64, "i8"), plan.tasks) as task:
         unit, part = f.split(task, [plan.tasks // plan.slices, plan.slices])
@@ -75,13 +85,21 @@ def write(plan: Reduce) -> str:
             bands = _bands(f, plan, pointers, at, given, packers, group, first_row, lane_start, lane_stop, start)
             fresh = f.test("eq", box, first_box)
             begin = f.choose(fresh, 1, 0)
+            coming = _coming(
+                f, plan, pointers, given, group, first_row, lane_start, f.min(f.add(box, 1), f.sub(last_box, 1))
+            )
+
+            def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:
+                return () if plan.ahead is None else slice_of(f, plan.ahead, at[".lines"], call, coming)
+
             with f.loop(lane_start, lane_stop) as block:
                 local = f.sub(block, lane_start)
                 row_band, lanes = _operands(f, plan, bands, local)
                 with f.loop(0, plan.tiles) as t:
                     if plan.share:
-                        sums = f.at(slab, f.mul(f.add(f.mul(local, plan.tiles), t), plan.rows * plan.block), plan.sum)
-                        f.call(work, row_band, lanes, sums, begin, f.mul(t, plan.tap_step), *counts)
+                        index = f.add(f.mul(local, plan.tiles), t)
+                        sums = f.at(slab, f.mul(index, plan.rows * plan.block), plan.sum)
+                        f.call(work, row_band, lanes, sums, begin, f.mul(t, plan.tap_step), *counts, *fetched(index))
                     else:
                         row_channel = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
                         with f.loop(0, len(plan.taps)) as tap:
@@ -92,7 +110,7 @@ def write(plan: Reduce) -> str:
                             x_part = f.add(x_part, entry)
                             a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
                             row_base = f.at(row_band, f.add(row_channel, a), plan.sum)
-                            f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside)
+                            f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *fetched(index))
         if plan.slices == 1:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
@@ -110,6 +128,28 @@ def write(plan: Reduce) -> str:
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     return str(m)
+
+
+def _coming(
+    f: Function, plan: Reduce, pointers: dict[str, str], given: Numbers, group: Value, first_row: Value,
+    lane_start: Value, box: Value,
+) -> list[str]:  # fmt: skip
+    """Where a box begins in x and in y, and the task's channels."""
+    start = [f.mul(b, size) for b, size in zip(f.split(box, plan.box_counts), plan.box, strict=True)]
+    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
+    found = []
+    for side, channel, begin, packs in (
+        ("x", plan.x_channel, corner, plan.x_packs),
+        ("y", plan.y_channel, start, plan.y_packs),
+    ):
+        inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
+        first = f.mul(lane_start, plan.block // outputs * inputs)
+        if side == plan.row_side and not plan.share:
+            first = first_row
+        shift = [f.mul(b, p.stride) for b, p in zip(begin, packs, strict=True)]
+        at = f.add(f.mul(group, channel[0]), f.mul(first, channel[1]), *shift)
+        found.append(f.at(pointers[side], at, given.storage))
+    return found
 
 
 def _inside(
@@ -253,12 +293,16 @@ def _align(plan: Reduce) -> int:
 
 def _tile(m: Module, plan: Reduce) -> Function:
     """A function that adds a box's products to one tile: (rows, lanes, sums, fresh, counts of each axis)."""
-    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", "i:n0", "i:n1", "i:n2", "i:n3"])
-    rows, lanes, sums, fresh, *counts = f.args
+    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *_fetch(plan)])
+    rows, lanes, sums, fresh, *rest = f.args
+    counts = rest[:4]
+    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[4:])
     align = _align(plan)
     tile = _begin(f, plan, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     with _pixels(f, plan, counts, (rows, lanes), walks) as (a, b):
+        if fetch is not None:
+            fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
         add([f.at(a, r, plan.sum) for r in range(plan.rows)], b, align)
     _end(f, plan, tile, sums, align)
@@ -273,8 +317,10 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     if plan.share is None:
         raise ValueError("groups do not share lanes in this plan")
     inputs, outputs = plan.share
-    f = m.function("tile", ["p:x", "p:y", "p:sums", "i:fresh", "i:tap", "i:n0", "i:n1", "i:n2", "i:n3"])
-    x, y, sums, fresh, tap, *counts = f.args
+    f = m.function("tile", ["p:x", "p:y", "p:sums", "i:fresh", "i:tap", *_COUNTS, *_fetch(plan)])
+    x, y, sums, fresh, tap, *rest = f.args
+    counts = rest[:4]
+    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[4:])
     align = _align(plan)
     tile = _begin(f, plan, sums, fresh, align)
     last = len(plan.taps) - 1
@@ -284,6 +330,8 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
         shifted.append(f.at(x, entry, plan.sum))
     steps = [plan.x_walk] * plan.tap_step + [plan.y_walk]
     with _pixels(f, plan, counts, [*shifted, y], steps) as here:
+        if fetch is not None:
+            fetch.step()
         tile.gathered(here[:-1], here[-1], align, inputs, outputs)
     _end(f, plan, tile, sums, align)
     return f
