@@ -164,7 +164,7 @@ def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step:
 
 def unpack(
     m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
-    accumulate: bool,
+    accumulate: bool, stream: bool,
 ) -> Function:  # fmt: skip
     """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
 
@@ -176,7 +176,7 @@ def unpack(
     item = size_of(n.sum)
     turn = None
     if channel_step != 1 and steps[3] == 1 and square:
-        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate)
+        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream)
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
         source = f.at(stage, row, n.sum)
@@ -214,7 +214,9 @@ def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, ma
     n.store(f, value, place, mask)
 
 
-def turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool) -> Function:
+def turn_back(
+    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, stream: bool = False
+) -> Function:
     """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there)."""
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
     source, to, pixels, channels = f.args
@@ -223,6 +225,17 @@ def turn_back(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, a
     f.allocas.append(f"{square} = alloca [{n.lanes} x {n.vector}], align {LINE}")
     for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
         f.store(row, f.at(square, i, n.vector), n.vector, LINE if n.lanes * size_of(n.sum) >= LINE else size_of(n.sum))
+    if stream:
+        # Channels may lie anyhow, so each row of the square is asked.
+        with f.loop(0, channels) as c:
+            value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
+            place = f.at(to, f.mul(c, channel_step), n.storage)
+            branch = f.either(f.both(f.test("sge", pixels, n.lanes), f.aligned(place, n.bytes)))
+            n.store(f, value, place, stream=True)
+            f.otherwise(branch)
+            n.store(f, value, place, n.mask(f, pixels))
+            f.join(branch)
+        return f
     mask = n.mask(f, pixels)
     with f.loop(0, channels) as c:
         value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))

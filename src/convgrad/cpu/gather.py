@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from .ahead import Fetch, slice_of
+from .ahead import tabulate as list_lines
 from .boxes import pack, unpack, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
@@ -52,10 +54,12 @@ def write(plan: Gather) -> str:
     finish = None
     if plan.staged:
         steps = [w.out_step for w in plan.walks]
-        finish = unpack(m, "unpack", result, steps, region, plan.out_channel[1], plan.block, plan.accumulate)
+        finish = unpack(
+            m, "unpack", result, steps, region, plan.out_channel[1], plan.block, plan.accumulate, plan.stream
+        )
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
+    args, tid, members, team = f.args
     pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
     source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
     at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
@@ -69,10 +73,14 @@ def write(plan: Gather) -> str:
     barrier = f.load(team, "ptr", 8)
     f.do(f"call void {barrier}(ptr {team})")
 
+    if plan.ahead is not None:
+        f.call(list_lines(m, plan.ahead), at[".lines"])
+
     # Then boxes of pixels, each with all or a part of the channels.
     walks = plan.walks
+    parts = [plan.groups, *(w.boxes for w in walks), plan.block_groups]
     with f.items(f.at(team, 128, "i8"), plan.tasks) as task:
-        *where, part = f.split(task, [plan.groups, *(w.boxes for w in walks), plan.block_groups])
+        *where, part = f.split(task, parts)
         group = where[0]
         start = [f.mul(b, w.box) for b, w in zip(where[1:], walks, strict=True)]
         tables = at[".table"]
@@ -92,6 +100,26 @@ def write(plan: Gather) -> str:
             else:
                 shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in zip(start, walks, plan.packs, strict=True)]
                 band = f.at(source, f.add(origin, *shift), given.storage)
+            bases: list[str] = []
+            if plan.ahead is not None:
+                following = f.split(f.min(f.add(task, members), plan.tasks - 1), parts)
+                if plan.chunks > 1:
+                    more = f.test("slt", chunk, plan.chunks - 1)
+                    following = [f.choose(more, a, b) for a, b in zip(where, following, strict=False)]
+                    channel_next = f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0)
+                else:
+                    channel_next = 0
+                next_at = f.add(f.mul(following[0], plan.in_channel[0]), f.mul(channel_next, plan.in_channel[1]))
+                for b, w, p in zip(following[1:], walks, plan.packs, strict=False):
+                    at_axis = f.add(f.mul(f.mul(b, w.box), w.sigma), w.low + min(p.offsets))
+                    next_at = f.add(next_at, f.mul(at_axis, p.stride))
+                bases.append(f.at(source, next_at, given.storage))
+                corner_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
+                channel_out = f.add(
+                    f.mul(group, plan.out_channel[0]), f.mul(first_block, plan.block * plan.out_channel[1])
+                )
+                if not plan.stream:
+                    bases.append(f.at(target, f.add(channel_out, *corner_out), result.storage))
             with f.loop(first_block, last_block) as block:
                 panel_index = f.add(f.mul(group, plan.blocks), block)
                 lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
@@ -118,7 +146,26 @@ def write(plan: Gather) -> str:
                     with f.loop(first_pixel, last_pixel, plan.rows) as pixel:
                         here = f.at(tables, pixel, "i64")
                         there = f.at(tables, f.add(pixel, plan.pixels), "i64")
-                        f.call(work, lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
+                        fetched: tuple[str, ...] = ()
+                        if plan.ahead is not None:
+                            each = _volume(region) // plan.rows
+                            index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
+                            fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
+                        f.call(
+                            work,
+                            lane_input,
+                            weights,
+                            mine,
+                            taps,
+                            count,
+                            here,
+                            there,
+                            place,
+                            bias,
+                            chunk,
+                            lanes,
+                            *fetched,
+                        )
                 if finish is not None:
                     done = f.test("eq", chunk, plan.chunks - 1)
                     with f.when(done):
@@ -129,6 +176,8 @@ def write(plan: Gather) -> str:
                         ]
                         to = f.at(target, f.add(out_channel, *origin_out), result.storage)
                         f.call(finish, stage, to, *left, lanes)
+    if plan.stream:
+        f.settle()
     return str(m)
 
 
@@ -208,8 +257,10 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
     Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
     """
     names = ["p:band", "p:weights", "p:meetings", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
-    f = m.function("tile", [*names, "i:chunk", "i:lanes"])
-    band, weights, meetings, taps, channels, reads, writes, place, bias, chunk, lanes = f.args
+    names += ["i:chunk", "i:lanes", *(["p:base", "p:offsets"] if plan.ahead else [])]
+    f = m.function("tile", names)
+    band, weights, meetings, taps, channels, reads, writes, place, bias, chunk, lanes, *fetched = f.args
+    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *fetched)
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
@@ -245,12 +296,16 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
         here = moved(f, rows, entry, plan.unit)
         if plan.share is not None:
             inputs, outputs = plan.share
+            if fetch is not None:
+                fetch.step()
             tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
         else:
             count = f.div(channels, plan.width)
             panel = f.at(weights, f.mul(f.mul(number, count), width), plan.sum)
             add = tile.paired if plan.pairs else tile.broadcast
             with f.loop(0, count) as c:
+                if fetch is not None:
+                    fetch.step()
                 add(moved(f, here, f.mul(c, plan.width), plan.unit), f.at(panel, f.mul(c, width), plan.sum), align)
     values_ = tile.values()
     places = addresses(f, place, writes, plan.rows, out_type)
@@ -258,6 +313,17 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
         for row, address in zip(values_, places, strict=True):
             for v, value in enumerate(row):
                 f.store(value, f.at(address, v * plan.lanes, plan.sum), out.vector, align)
+        return f
+    if plan.stream:
+        # Rows lie whole lines apart or not at all, so each is asked.
+        whole = f.test("eq", lanes, width)
+        for address in places:
+            whole = f.both(whole, f.aligned(address, out.bytes))
+        branch = f.either(whole)
+        _write_rows(f, plan, out, values_, places, None, stream=True)
+        f.otherwise(branch)
+        _write_rows(f, plan, out, values_, places, lanes)
+        f.join(branch)
         return f
     branch = f.either(f.test("eq", lanes, width))
     _write_rows(f, plan, out, values_, places, None)
@@ -268,8 +334,9 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
 
 
 def _write_rows(
-    f: Function, plan: Gather, out: Numbers, values: list[list[str]], places: list[str], lanes: Value | None
-) -> None:
+    f: Function, plan: Gather, out: Numbers, values: list[list[str]], places: list[str], lanes: Value | None,
+    *, stream: bool = False,
+) -> None:  # fmt: skip
     """Round and write the tile. When adding to what is there, all is read before any is written: rows may repeat."""
     masks: list[str | None] = [None] * plan.vectors
     if lanes is not None:
@@ -284,7 +351,7 @@ def _write_rows(
         ]
     for row, place in zip(values, places, strict=True):
         for v, value in enumerate(row):
-            out.store(f, value, f.at(place, v * plan.lanes, out.storage), masks[v])
+            out.store(f, value, f.at(place, v * plan.lanes, out.storage), masks[v], stream=stream)
 
 
 def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:

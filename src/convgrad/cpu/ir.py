@@ -31,6 +31,7 @@ class Module:
     def __init__(self) -> None:
         self.constants: list[str] = []
         self.declarations: set[str] = set()
+        self.metadata: set[str] = set()
         self.functions: list[Function] = []
 
     def table(self, name: str, values: Sequence[int]) -> str:
@@ -50,7 +51,7 @@ class Module:
         return f
 
     def __str__(self) -> str:
-        parts = [*self.constants, *sorted(self.declarations), *map(str, self.functions)]
+        parts = [*self.constants, *sorted(self.declarations), *map(str, self.functions), *self.metadata]
         return "\n".join(parts) + "\n"
 
 
@@ -188,6 +189,20 @@ class Function:
     def store(self, value: Value, pointer: str, type_: str, align: int) -> None:
         """A value to memory."""
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}")
+
+    def stream(self, value: Value, pointer: str, type_: str, align: int) -> None:
+        """A value to memory, past the caches. A kernel that does so ends with `settle`."""
+        self.module.metadata.add("!0 = !{i32 1}")
+        self.do(f"store {type_} {value}, ptr {pointer}, align {align}, !nontemporal !0")
+
+    def settle(self) -> None:
+        """Make what was written past the caches visible to other threads. x86 only."""
+        self.module.declarations.add("declare void @llvm.x86.sse.sfence()")
+        self.do("call void @llvm.x86.sse.sfence()")
+
+    def aligned(self, pointer: str, bytes_: int) -> str:
+        """Whether an address is a multiple of a power of two."""
+        return self.test("eq", self.op(f"and i64 {self.op(f'ptrtoint ptr {pointer} to i64')}, {bytes_ - 1}"), 0)
 
     def variable(self, type_: str, value: Value) -> str:
         """A place on the stack that becomes a register."""

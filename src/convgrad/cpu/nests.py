@@ -143,6 +143,8 @@ class Gather:
     meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
+    ahead: Ahead | None  # the input of the next box, and where this one's results go
+    stream: bool  # results are written past the caches
     bias: int | None
     accumulate: bool
     half: bool
@@ -209,6 +211,7 @@ class Gather:
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),
+            ".lines": up(_table(self.ahead, self.sum), line),
         }
 
     @property

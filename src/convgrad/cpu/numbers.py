@@ -43,6 +43,11 @@ class Numbers:
         """The type of a vector of accumulators."""
         return vector(self.lanes, self.sum)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of a vector in memory."""
+        return self.lanes * size_of(self.storage)
+
     def zero(self) -> str:
         """A vector of zeros."""
         return "zeroinitializer"
@@ -66,12 +71,18 @@ class Numbers:
             raw = f.op(f"call {kind} @{name}(ptr {pointer}, i32 1, {bits} {mask}, {kind} zeroinitializer)")
         return self._widen(f, raw, self.lanes)
 
-    def store(self, f: Function, value: str, pointer: str, mask: str | None = None) -> None:
-        """Round a vector and write it to the tensor; lanes outside the mask are not touched."""
+    def store(self, f: Function, value: str, pointer: str, mask: str | None = None, *, stream: bool = False) -> None:
+        """Round a vector and write it to the tensor; lanes outside the mask are not touched.
+
+        To stream, past the caches, whole vectors must lie at multiples of their size.
+        """
         kind = vector(self.lanes, self.storage)
         raw = self._narrow(f, value, self.lanes)
         if mask is None:
-            f.store(raw, pointer, kind, 1)
+            if stream:
+                f.stream(raw, pointer, kind, self.bytes)
+            else:
+                f.store(raw, pointer, kind, 1)
             return
         name = f"llvm.masked.store.{_mangled(self.lanes, self.storage)}.p0"
         bits = vector(self.lanes, "i1")

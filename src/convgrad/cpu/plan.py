@@ -204,10 +204,13 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     blocks = ceil(out_total / block)
     parts = blocks if in_place or taps * vectors >= 16 else 1
     pixel_bytes = band_pitch * sum_dtype.itemsize
+    budget = target.l2 // 3
+    if staged:  # The sums of a block of channels lie beside the band.
+        pixel_bytes, budget = pixel_bytes + block * sum_dtype.itemsize, target.l2 // 2
     # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
     # spoils, so which of them are taken must not depend on the number of threads.
-    few = _gather_box(shape.axes, forward, target, TEAM * 3, pixel_bytes, most, rows, groups * parts)
-    box = _gather_box(shape.axes, forward, target, threads * 3, pixel_bytes, most, rows, groups * parts)
+    few = _gather_box(shape.axes, forward, TEAM * 3, pixel_bytes, budget, most, rows, groups * parts)
+    box = _gather_box(shape.axes, forward, threads * 3, pixel_bytes, budget, most, rows, groups * parts)
     rows, split = _best_split(shape.axes, forward, few, rows, share[0] if share else cin, in_place, target)
     if any(split):
         why.append("pixels at the border leave out the taps that meet only padding")
@@ -223,15 +226,42 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     wanted = 8 * threads if parts > 1 else 2 * threads
     block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
     block_groups = ceil(blocks / ceil(blocks / block_groups))
+    stream = _streams(p, target)
+    if stream:
+        why.append("results go past the caches, which they exceed")
+    ahead = None
+    if boxes > 1 and p.bytes > target.l2:
+        size = DTYPES[p.dtype].size
+        pixels = prod(w.box * w.phi for w in walks)
+        offsets = [_offsets(a, forward) for a in shape.axes]
+        spans = [
+            min((w.box - 1) * w.sigma + max(o) - min(o) + 1, q.size)
+            for w, q, o in zip(walks, packs, offsets, strict=True)
+        ]
+        regions = [_lines(spans, [q.stride for q in packs], in_total if share else chunk, in_channel[1], size)]
+        if not stream:
+            sizes, steps = [w.box * w.phi for w in walks], [w.out_step for w in walks]
+            channels = min(out_total, ceil(blocks / block_groups) * block)
+            regions.append(_lines(sizes, steps, channels, out_channel[1], DTYPES[p.out_dtype].size))
+        ahead = Ahead(tuple(regions), ceil(blocks / block_groups) * max(1, pixels // rows))
+        why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
         lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
         share=share, pairs=pairs, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place,
         staged=staged,
         pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
-        taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, bias=p.bias_stride,
+        taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, ahead=ahead,
+        stream=stream,
+        bias=p.bias_stride,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _streams(p: Problem, target: Target) -> bool:
+    """Whether results are written past the caches: there are more of them than these can keep for who reads them."""
+    x86 = target.triple.startswith(("x86_64", "amd64"))
+    return x86 and not p.accumulate and 2 * DTYPES[p.out_dtype].size * prod(p.shape(p.wanted)) > target.l3
 
 
 def _tap_offsets(axes: tuple[Axis, ...]) -> Ints:
@@ -304,8 +334,7 @@ def _offsets(a: Axis, forward: bool) -> list[int]:
 
 
 def _gather_box(
-    axes: tuple[Axis, ...], forward: bool, target: Target, tasks: int, pixel_bytes: int, most: int, rows: int,
-    groups: int,
+    axes: tuple[Axis, ...], forward: bool, tasks: int, pixel_bytes: int, budget: int, most: int, rows: int, groups: int,
 ) -> list[int]:  # fmt: skip
     """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
     phi = [1 if forward else a.stride for a in axes]
@@ -316,7 +345,6 @@ def _gather_box(
     def entries(box: list[int]) -> int:
         return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True))
 
-    budget = target.l2 // 3
     most = max(1, most // prod(phi))  # positions of one phase
     box = [1] * len(axes)
     for i in reversed(range(len(axes))):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 from ..errors import UnsupportedError
 
@@ -16,7 +17,9 @@ class Target:
     """A machine to write code for.
 
     `width` is the vector width in bytes and `registers` how many vectors fit at once. `l1` and `l2` are the cache sizes
-    that blocks are cut for. `tile`, if given, overrules the planner's (rows, vectors) of the register tile.
+    that blocks are cut for: the same everywhere, because sums are cut by them too, so that all machines of a level give
+    the same bits. Results beyond `l3` are written past it. `tile`, if given, overrules the planner's (rows, vectors) of
+    the register tile.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Target:
     registers: int
     l1: int = 32 * 1024
     l2: int = 1024 * 1024
+    l3: int = 16 * 1024 * 1024
     tile: tuple[int, int] | None = None
 
     def lanes(self, size: int) -> int:
@@ -52,7 +56,18 @@ def native() -> Target:
 
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)
-    return Target(name, triple, cpu, features, width, registers)
+    return Target(name, triple, cpu, features, width, registers, l3=_last_cache() or Target.l3)
+
+
+def _last_cache() -> int:
+    """Bytes of the last-level cache; 0 if the system does not say."""
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        try:
+            sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
+        except (OSError, ValueError):
+            continue
+    return max(sizes)
 
 
 # Features that a narrower level on the same machine must do without.
