@@ -30,11 +30,11 @@ def targets() -> dict[str, Target]:
     """Machines to write code for, all of which run here.
 
     Made-up ones have a vector of 3 (1 of f64), tiles that no planner would choose, and caches so small that every
-    problem is cut into chunks, boxes, parts and slices.
+    problem is cut into chunks, boxes, parts and slices, asks for boxes ahead and writes its results past the caches.
     """
     host = native()
     x86 = host.triple.startswith("x86_64")
-    small = {"l1": 2048, "l2": 20000}
+    small = {"l1": 2048, "l2": 20000, "l3": 4000}
     found = {
         "native": host,
         "baseline": named("baseline"),
@@ -63,6 +63,7 @@ def invented(seed: int) -> Target:
     width = 4 * whole(1, 16) if rng.random() < 0.7 else base.width
     tile = (whole(1, 9), whole(1, 4)) if rng.random() < 0.7 else None
     caches = {"l1": int(256 * 2 ** rng.uniform(0, 8)), "l2": int(2048 * 2 ** rng.uniform(0, 10))}
+    caches["l3"] = int(caches["l2"] * 2 ** rng.uniform(-4, 4))
     return replace(base, name=base.name if whole(0, 1) else "made up", width=width, tile=tile, **caches)
 
 

@@ -242,3 +242,11 @@ def test_small_problems_are_planned_for_one_thread() -> None:
     small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
     assert not isinstance(small, Declined)
     assert small.threads == 1
+
+
+def test_small_caches_try_everything() -> None:
+    """What only large problems do on a real machine is done by many of the small ones on a made-up one."""
+    plans = [make_plan(p, TARGETS["native in small caches"], 2) for p in DRAWN]
+    assert sum(not isinstance(plan, Declined) and plan.ahead is not None for plan in plans) > len(plans) // 4
+    if TARGETS["native"].triple.startswith("x86_64"):
+        assert sum(isinstance(plan, Gather) and plan.stream for plan in plans) > len(plans) // 5

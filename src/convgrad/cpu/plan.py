@@ -230,7 +230,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     if stream:
         why.append("results go past the caches, which they exceed")
     ahead = None
-    if boxes > 1 and p.bytes > target.l2:
+    if boxes > 1 and p.bytes > target.l2 and not share:
         size = DTYPES[p.dtype].size
         pixels = prod(w.box * w.phi for w in walks)
         offsets = [_offsets(a, forward) for a in shape.axes]
@@ -260,8 +260,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
 
 def _streams(p: Problem, target: Target) -> bool:
     """Whether results are written past the caches: there are more of them than these can keep for who reads them."""
-    x86 = target.triple.startswith(("x86_64", "amd64"))
-    return x86 and not p.accumulate and 2 * DTYPES[p.out_dtype].size * prod(p.shape(p.wanted)) > target.l3
+    able = target.triple.startswith(("x86_64", "amd64")) and target.width in (16, 32, 64)
+    return able and not p.accumulate and 2 * DTYPES[p.out_dtype].size * prod(p.shape(p.wanted)) > target.l3
 
 
 def _tap_offsets(axes: tuple[Axis, ...]) -> Ints:
