@@ -510,7 +510,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         def tasks() -> int:
             return groups * slices * ceil(crow / row_part) * ceil(lane_blocks / lane_part)
 
-        while tasks() < 2 * threads and tasks() % threads:
+        while tasks() < 8 * threads and tasks() % threads:
             if lane_part > 1:
                 lane_part = ceil(lane_part / 2)
             elif row_part >= 2 * rows:
