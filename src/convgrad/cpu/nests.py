@@ -288,6 +288,11 @@ class Reduce:
         return ceil(self.lane_blocks / self.lane_part)
 
     @property
+    def row_step(self) -> int:
+        """Elements between the channels of the row side, where the tile reads them."""
+        return (self.x_channel if self.row_side == "x" else self.y_channel)[1] if self.in_place else 1
+
+    @property
     def tasks(self) -> int:
         """Pieces of work that threads take."""
         return self.groups * self.row_parts * self.lane_parts * self.slices

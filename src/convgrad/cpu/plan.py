@@ -468,11 +468,13 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     block = lanes * vectors
     lane_blocks = ceil(clane / block)
 
-    dense = (x_channel if row_side == "x" else y_channel)[1] == 1 or crow == 1
-    exact = DTYPES[p.dtype].numpy == sum_dtype
-    in_place = not share and dense and exact and (row_side == "y" or all(map(_inside(True), shape.axes)))
+    # Rows are broadcast an element at a time, and each tap meets only what lies inside: nothing need be packed if
+    # elements that are read one after another lie together.
+    last_axis = shape.axes[-1]
+    channel, pixel = (x_channel[1], last_axis.x_step) if row_side == "x" else (y_channel[1], last_axis.y_step)
+    in_place = not share and DTYPES[p.dtype].numpy == sum_dtype and (1 in (channel, pixel) or crow == 1)
     if in_place:
-        why.append(f"{row_side} is read in place: no padding, channels innermost, no conversion")
+        why.append(f"{row_side} is read in place: channels or pixels lie together, no conversion")
 
     together = min(4, lane_blocks) if share else 1  # blocks of one task, so that whole cache lines are read at a time
     if share:

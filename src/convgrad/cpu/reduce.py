@@ -109,7 +109,7 @@ def write(plan: Reduce) -> str:
                             x_part, y_part, inside = _inside(f, plan, reach, tap, start, counts)
                             x_part = f.add(x_part, entry)
                             a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
-                            row_base = f.at(row_band, f.add(row_channel, a), plan.sum)
+                            row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.sum)
                             f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *fetched(index))
         if plan.slices == 1:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
@@ -304,7 +304,7 @@ def _tile(m: Module, plan: Reduce) -> Function:
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
-        add([f.at(a, r, plan.sum) for r in range(plan.rows)], b, align)
+        add([f.at(a, r * plan.row_step, plan.sum) for r in range(plan.rows)], b, align)
     _end(f, plan, tile, sums, align)
     return f
 
