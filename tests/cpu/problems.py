@@ -83,8 +83,11 @@ def numbered(seed: int) -> Problem:
 
 
 def _draw(rng: np.random.Generator) -> Problem:
-    if rng.random() < 0.08:
+    kind = rng.random()
+    if kind < 0.08:
         return _draw_pixels(rng, 3000)
+    if kind < 0.16:
+        return _draw_points(rng)
     rank = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         axes = [_usual_axis(rng, rank) for _ in range(rank)]
@@ -105,6 +108,16 @@ def _draw_pixels(rng: np.random.Generator, most: int) -> Problem:
     g = int(rng.choice([1, 1, 3, 20]))
     cx, cy = (int(v) for v in rng.integers(1, 20 if g == 1 else 3, 2))
     return _problem(rng, axes, int(rng.integers(1, 4)), g, cx, cy)
+
+
+def _draw_points(rng: np.random.Generator) -> Problem:
+    """A kernel of 1 over many pixels, which go to the lanes if they lie together."""
+    sizes = (
+        [int(rng.choice([64, 96, 100, 128, 200, 256, 400]))] if rng.random() < 0.5 else [8, int(rng.integers(8, 40))]
+    )
+    axes: list[Numbers] = [(size, 1, size, 1, 1, 0) for size in sizes]
+    cx, cy = (int(v) for v in rng.choice(EDGES, 2)) if rng.random() < 0.5 else (int(v) for v in rng.integers(1, 300, 2))
+    return _problem(rng, axes, int(rng.integers(1, 4)), 1, cx, cy)
 
 
 def _draw_large(rng: np.random.Generator) -> Problem:

@@ -66,6 +66,10 @@ NAMED = {
     "a kernel larger than x, weights": "w f32 n1 g1 cx5 cy6 x3x2 w9x8 y3x4 s1x1 d1x1 p4x4",
     "1x1, all axes one": "y f32 n3 g1 cx20 cy40 x5x7 w1x1 y5x7 s1x1 d1x1 p0x0 x@nxc y@nxc",
     "1x1, channels first": "x bf16 n3 g1 cx20 cy40 x5x7 w1x1 y5x7 s1x1 d1x1 p0x0",
+    "1x1, pixels in the lanes": "y f32 n3 g1 cx20 cy41 x8x12 w1x1 y8x12 s1x1 d1x1 p0x0",
+    "1x1, pixels in the lanes, in pairs": "x bf16 n2 g1 cx21 cy41 x12x16 w1x1 y12x16 s1x1 d1x1 p0x0",
+    "1x1, pixels in the lanes, summed in boxes": "x f32 n2 g1 cx9 cy300 x191 w1 y191 s1 d1 p0",
+    "1x1, pixels in the lanes, added": "x f16 n2 g1 cx9 cy300 x191 w1 y191 s1 d1 p0 accumulate out:f32",
     "1x1, weights of all axes": "w f64 n3 g1 cx20 cy40 x5x7x3 w1x1x1 y5x7x3 s1x1x1 d1x1x1 p0x0x0 x@nxc y@nxc",
     "a long row": "w f32 n1 g1 cx3 cy4 x20000 w3 y20000 s1 d1 p1",
     "a long row, wide steps": "y f16 n1 g1 cx3 cy20 x9001 w7 y3000 s3 d64 p190",
@@ -82,7 +86,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("target", ["native", "vector of 3"])
+@pytest.mark.parametrize("target", ["native", "vector of 3", "native in small caches"])
 def test_sizes_with_a_reason(target: str) -> None:
     declined, failures = run(target, list(NAMED.values()))
     assert not failures, "\n".join(failures)
@@ -131,6 +135,18 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.phases)),
     "borders apart": _gather(lambda g: any(len(w.stretches) > w.phi for w in g.walks)),
     "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.packs)),
+    "past the caches": _gather(lambda g: g.stream and not g.staged),
+    "past the caches from a stage": _gather(lambda g: g.stream and g.staged),
+    "past the caches, pixels in the lanes": _reduce(lambda r: r.stream and r.operands[0] == "w"),
+    "asking ahead": _gather(lambda g: g.ahead is not None),
+    "asking ahead for what is spread": _gather(lambda g: g.ahead is not None and g.ahead.each > 4),
+    "asking ahead for both sides": _reduce(lambda r: r.ahead is not None and len(r.ahead.regions) == 2),
+    "pixels in the lanes": _reduce(lambda r: r.operands == ("w", "x", "y") and not r.pairs),
+    "pixels in the lanes, backwards": _reduce(lambda r: r.operands == ("w", "y", "x") and not r.pairs),
+    "pixels in the lanes, in pairs": _reduce(lambda r: r.operands[0] == "w" and r.pairs),
+    "pixels in the lanes, summed in boxes": _reduce(lambda r: r.direct and max(r.box_counts) > 1),
+    "pixels in the lanes, added": _reduce(lambda r: r.operands[0] == "w" and r.accumulate),
+    "rows in place whose channels lie apart": _reduce(lambda r: r.in_place and r.row_step > 1),
     "reduce in place on x": _reduce(lambda r: r.in_place and r.row_side == "x"),
     "reduce in place on y": _reduce(lambda r: r.in_place and r.row_side == "y"),
     "reduce packed, rows of x": _reduce(lambda r: not r.in_place and r.row_side == "x"),
@@ -156,9 +172,10 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
 def plans() -> list[Plan]:
     """The plans of all problems above; with pairs, even where this machine has none."""
     paired = replace(TARGETS["native"], width=64, features=TARGETS["native"].features + ",+avx512bf16")
+    small = TARGETS["native in small caches"]
     machines: list[Target] = [paired if name == "native" else t for name, t in TARGETS.items()]
     drawn = [(numbered(i * EACH + j), t) for i, t in enumerate(machines) for j in range(min(EACH, 25))]
-    named = [(Problem.parse(text), t) for text in NAMED.values() for t in (paired, TARGETS["vector of 3"])]
+    named = [(Problem.parse(text), t) for text in NAMED.values() for t in (paired, TARGETS["vector of 3"], small)]
     return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
 
 

@@ -58,11 +58,17 @@ class Fetch:
                 self._line(i)
 
     def step(self) -> None:
-        """Ask for the next line, if they are spread; the last one again when there is none."""
-        if self.ahead.each > BURST:
-            index = self.f.get(self.position, "i64")
-            self._line(self.f.min(index, self.ahead.each - 1))
-            self.f.set(self.position, "i64", self.f.add(index, 1))
+        """Ask for the next line, if they are spread and it is time; the last one again when there is none."""
+        if self.ahead.each <= BURST:
+            return
+        f, pause = self.f, self.ahead.pause
+        index = f.get(self.position, "i64")
+        f.set(self.position, "i64", f.add(index, 1))
+        if pause == 1:
+            self._line(f.min(index, self.ahead.each - 1))
+            return
+        with f.when(f.test("eq", f.op(f"and i64 {index}, {pause - 1}"), 0)):
+            self._line(f.min(f.div(index, pause), self.ahead.each - 1))
 
     def _line(self, index: Value) -> None:
         f = self.f

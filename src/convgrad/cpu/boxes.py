@@ -214,6 +214,15 @@ def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, ma
     n.store(f, value, place, mask)
 
 
+def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
+    """Write a vector of results past the caches if it is whole and aligned, else what is left of it as usual."""
+    branch = f.either(f.both(f.test("sge", left, n.lanes), f.aligned(place, n.bytes)))
+    n.store(f, value, place, stream=True)
+    f.otherwise(branch)
+    n.store(f, value, place, n.mask(f, left))
+    f.join(branch)
+
+
 def turn_back(
     m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, stream: bool = False
 ) -> Function:
@@ -229,12 +238,7 @@ def turn_back(
         # Channels may lie anyhow, so each row of the square is asked.
         with f.loop(0, channels) as c:
             value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
-            place = f.at(to, f.mul(c, channel_step), n.storage)
-            branch = f.either(f.both(f.test("sge", pixels, n.lanes), f.aligned(place, n.bytes)))
-            n.store(f, value, place, stream=True)
-            f.otherwise(branch)
-            n.store(f, value, place, n.mask(f, pixels))
-            f.join(branch)
+            put(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), pixels)
         return f
     mask = n.mask(f, pixels)
     with f.loop(0, channels) as c:

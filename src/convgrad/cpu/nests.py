@@ -56,12 +56,21 @@ class Ahead:
 
     regions: tuple[tuple[tuple[int, int], ...], ...]
     calls: int
+    steps: int  # products in a row that a call takes
 
     @property
     def each(self) -> int:
         """Lines in a slice."""
         lines = sum(prod(count for count, _ in region) for region in self.regions)
         return ceil(lines / max(1, self.calls - len(self.regions) + 1))
+
+    @property
+    def pause(self) -> int:
+        """Steps between lines, so that they are spread over the call: a power of two."""
+        pause = 1
+        while 2 * pause * self.each <= self.steps:
+            pause *= 2
+        return pause
 
     @property
     def slices(self) -> Ints:
@@ -261,6 +270,8 @@ class Reduce:
     entries: Ints  # elements into the band of x, of each
     reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
     slices: int  # the sum over boxes is cut into so many parts, added in order
+    operands: tuple[str, str, str]  # the tensors that are x, y and w here
+    stream: bool  # results are written past the caches
     ahead: Ahead | None  # the next box, of x and of y
     accumulate: bool
     half: bool
@@ -286,6 +297,11 @@ class Reduce:
     def lane_parts(self) -> int:
         """Parts that the blocks of lanes are cut into."""
         return ceil(self.lane_blocks / self.lane_part)
+
+    @property
+    def direct(self) -> bool:
+        """Whether tiles write whole sums themselves: one tap, vectors that lie together, boxes one after another."""
+        return 1 == self.slices == len(self.taps) == self.w_strides[2] and not (self.share or self.accumulate)
 
     @property
     def row_step(self) -> int:

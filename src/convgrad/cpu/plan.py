@@ -106,8 +106,46 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    plan = _reduce(problem, target, team) if problem.wanted == "w" else _gather(problem, target, team)
+    if problem.wanted == "w":
+        plan = _reduce(problem, target, team)
+    elif _pixels_together(problem, target):
+        plan = _reduce(_turned(problem), target, team, turned=problem)
+    else:
+        plan = _gather(problem, target, team)
     return plan if isinstance(plan, Declined) else replace(plan, threads=threads)
+
+
+def _pixels_together(p: Problem, target: Target) -> bool:
+    """Whether pixels rather than channels go to the lanes: a 1x1 convolution whose pixels lie together in x and y."""
+    lanes = target.lanes(DTYPES[p.dtype].accumulator.itemsize)
+    axes = [a for a in simplify(p).axes if not (a.plain and a.x == 1)]
+    if p.g > 1 or p.bias_stride is not None or not 1 <= len(axes) <= 2 or not all(a.plain for a in axes):
+        return False
+    last = axes[-1]
+    steps = (p.x_strides[2], p.y_strides[2])
+    return last.x_step == last.y_step == 1 and 1 not in steps and 0.95 * up(last.x, lanes) <= last.x >= 4 * lanes
+
+
+def _turned(p: Problem) -> Problem:
+    """Such a convolution as a sum over channels, each image a group of its own: w in the place of x, and pixels in that
+    of y's channels.
+
+        out[n][c][pixel] = Σ_k w[k][c] · in[n][k][pixel]
+    """
+    axes = [a for a in simplify(p).axes if not (a.plain and a.x == 1)]
+    last, images = axes[-1], axes[0] if len(axes) == 2 else Axis(1, 1)
+    if p.wanted == "y":
+        given, wanted, terms, rows = p.x_strides[2], p.y_strides[2], p.cx, p.cy
+        image, out_image, w_row, w_term = images.x_step, images.y_step, p.w_strides[1], p.w_strides[2]
+    else:
+        given, wanted, terms, rows = p.y_strides[2], p.x_strides[2], p.cy, p.cx
+        image, out_image, w_row, w_term = images.y_step, images.x_step, p.w_strides[2], p.w_strides[1]
+    one = (1,)
+    return replace(
+        p, wanted="w", n=1, g=images.x, cx=rows, cy=last.x, x=(terms,), w=one, y=(terms,), stride=one, dilation=one,
+        pad=(0,), x_strides=(0, 0, w_row, w_term), w_strides=(out_image, 1, wanted, 0),
+        y_strides=(0, image, 1, given),
+    )  # fmt: skip
 
 
 def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
@@ -243,7 +281,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
             sizes, steps = [w.box * w.phi for w in walks], [w.out_step for w in walks]
             channels = min(out_total, ceil(blocks / block_groups) * block)
             regions.append(_lines(sizes, steps, channels, out_channel[1], DTYPES[p.out_dtype].size))
-        ahead = Ahead(tuple(regions), ceil(blocks / block_groups) * max(1, pixels // rows))
+        ahead = Ahead(tuple(regions), ceil(blocks / block_groups) * max(1, pixels // rows), chunk)
         why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
@@ -434,8 +472,12 @@ def _phases(
     return tuple(phases), tuple(meetings)
 
 
-def _reduce(p: Problem, target: Target, threads: int) -> Plan:
+def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = None) -> Plan:
     why: list[str] = []
+    operands = ("x", "y", "w")
+    if turned is not None:
+        operands = ("w", "x", "y") if turned.wanted == "y" else ("w", "y", "x")
+        why.append("pixels in the lanes: a 1x1 convolution, and they lie together")
     shape = simplify(p)
     sum_dtype = DTYPES[p.dtype].accumulator
     item = sum_dtype.itemsize
@@ -444,7 +486,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
     taps = prod(a.k for a in shape.axes)
     share: tuple[int, int] | None = None
     g, wy, wx = shape.w_channel
-    row_side = _row_side(p, lanes, taps, wx == 1)
+    row_side = "x" if turned is not None else _row_side(p, lanes, taps, wx == 1)
     x_channel, y_channel = shape.x_channel, shape.y_channel
     if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
         share, groups, row_side = (p.cx, p.cy), 1, "x"
@@ -506,7 +548,8 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         while row_part > 4 * rows and lane_part * row_part * sums > target.l2 // 3:
             row_part = ceil(row_part / 2)
         lane_band = (prod(box) if row_side == "x" else _entries(shape.axes, box)) * block * item
-        while lane_part > 1 and lane_part * lane_band > ROOM:
+        room = ROOM if turned is None else target.l2 // 4
+        while lane_part > 1 and lane_part * lane_band > room:
             lane_part = ceil(lane_part / 2)
 
         def tasks() -> int:
@@ -551,8 +594,11 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         )
         for each in product(*(_offsets(a, True) for a in shape.axes))
     ]
+    stream = _streams(p, target)
+    if stream:
+        why.append("results go past the caches, which they exceed")
     ahead = None
-    if boxes > slices and p.bytes > target.l2:
+    if p.bytes > target.l2:
         lane_channels = min(clane, lane_part * block)
         calls = lane_part * (ceil(taps / (rows // p.cx)) if share else ceil(row_part / rows) * taps)
         x_channels, y_channels = (row_part, lane_channels) if row_side == "x" else (lane_channels, row_part)
@@ -563,7 +609,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         ]
         x_lines = _lines(x_span, [a.x_step for a in shape.axes], x_channels, x_channel[1], DTYPES[p.dtype].size)
         y_lines = _lines(box, [a.y_step for a in shape.axes], y_channels, y_channel[1], DTYPES[p.dtype].size)
-        ahead = Ahead((x_lines, y_lines), calls)
+        ahead = Ahead((x_lines, y_lines) if turned is None else (y_lines,), calls, prod(box))
         why.append("the next box is asked for while one is summed")
     return Reduce(
         dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
@@ -574,7 +620,7 @@ def _reduce(p: Problem, target: Target, threads: int) -> Plan:
         lane_part=lane_part, x_channel=x_channel,
         y_channel=y_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach),
-        slices=slices, ahead=ahead,
+        slices=slices, ahead=ahead, operands=operands, stream=stream,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
 

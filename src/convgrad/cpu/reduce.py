@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
-from .boxes import finish, pack, turn_back, zero
+from .boxes import finish, pack, put, turn_back, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
@@ -51,17 +52,16 @@ def write(plan: Reduce) -> str:
     tap_entries = m.table("tap_entries", plan.entries)
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
-    work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan)
+    work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan, result)
     write_sums = _write_sums(m, plan, result, tap_weights)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
-    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
-    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
+    args, tid, members, team = f.args
+    given_at = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    pointers = {name: given_at[role] for name, role in zip("xyw", plan.operands, strict=True)}
+    at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
     boxes = plan.box_counts
-    total = 1
-    for n in boxes:
-        total *= n
+    total = prod(boxes)
     each = -(-total // plan.slices)
     if plan.ahead is not None:
         f.call(tabulate(m, plan.ahead), at[".lines"])
@@ -85,9 +85,9 @@ def write(plan: Reduce) -> str:
             bands = _bands(f, plan, pointers, at, given, packers, group, first_row, lane_start, lane_stop, start)
             fresh = f.test("eq", box, first_box)
             begin = f.choose(fresh, 1, 0)
-            coming = _coming(
-                f, plan, pointers, given, group, first_row, lane_start, f.min(f.add(box, 1), f.sub(last_box, 1))
-            )
+            complete = f.choose(f.test("eq", box, f.sub(last_box, 1)), 1, 0)
+            following = f.min(f.add(task, members), plan.tasks - 1)
+            coming = _coming(f, plan, pointers, given, task, following, box, last_box)
 
             def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:
                 return () if plan.ahead is None else slice_of(f, plan.ahead, at[".lines"], call, coming)
@@ -109,9 +109,19 @@ def write(plan: Reduce) -> str:
                             x_part, y_part, inside = _inside(f, plan, reach, tap, start, counts)
                             x_part = f.add(x_part, entry)
                             a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
+                            target: tuple[Value, ...] = ()
+                            if plan.direct:
+                                lane = f.mul(block, plan.block)
+                                own = f.mul(f.add(first_row, row_channel), plan.w_strides[1])
+                                place_at = f.at(
+                                    pointers["w"], f.add(f.mul(group, plan.w_strides[0]), own, lane), result.storage
+                                )
+                                target = (place_at, f.min(f.sub(plan.clane, lane), plan.block), complete)
                             row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.sum)
-                            f.call(work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *fetched(index))
-        if plan.slices == 1:
+                            f.call(
+                                work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target, *fetched(index)
+                            )
+        if plan.slices == 1 and not plan.direct:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
         barrier = f.load(team, "ptr", 8)
@@ -127,14 +137,22 @@ def write(plan: Reduce) -> str:
                     sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+    if plan.stream:
+        f.settle()
     return str(m)
 
 
 def _coming(
-    f: Function, plan: Reduce, pointers: dict[str, str], given: Numbers, group: Value, first_row: Value,
-    lane_start: Value, box: Value,
+    f: Function, plan: Reduce, pointers: dict[str, str], given: Numbers, task: Value, following: Value, box: Value,
+    last_box: Value,
 ) -> list[str]:  # fmt: skip
-    """Where a box begins in x and in y, and the task's channels."""
+    """Where the next box begins in x and in y: that of this task, or the first of the following one."""
+    total = prod(plan.box_counts)
+    more = f.test("slt", f.add(box, 1), last_box)
+    unit, part = f.split(f.choose(more, task, following), [plan.tasks // plan.slices, plan.slices])
+    group, _, first_row, lane_start = _place(f, plan, unit)
+    first_box = f.min(f.mul(part, -(-total // plan.slices)), total - 1)
+    box = f.choose(more, f.add(box, 1), first_box)
     start = [f.mul(b, size) for b, size in zip(f.split(box, plan.box_counts), plan.box, strict=True)]
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
     found = []
@@ -149,7 +167,7 @@ def _coming(
         shift = [f.mul(b, p.stride) for b, p in zip(begin, packs, strict=True)]
         at = f.add(f.mul(group, channel[0]), f.mul(first, channel[1]), *shift)
         found.append(f.at(pointers[side], at, given.storage))
-    return found
+    return found[-len(plan.ahead.regions) :] if plan.ahead else []
 
 
 def _inside(
@@ -291,12 +309,13 @@ def _align(plan: Reduce) -> int:
     return min(LINE, size & -size)
 
 
-def _tile(m: Module, plan: Reduce) -> Function:
+def _tile(m: Module, plan: Reduce, result: Numbers) -> Function:
     """A function that adds a box's products to one tile: (rows, lanes, sums, fresh, counts of each axis)."""
-    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *_fetch(plan)])
+    direct = ["p:to", "i:left", "i:complete"] if plan.direct else []
+    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *direct, *_fetch(plan)])
     rows, lanes, sums, fresh, *rest = f.args
     counts = rest[:4]
-    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[4:])
+    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
     align = _align(plan)
     tile = _begin(f, plan, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
@@ -305,8 +324,35 @@ def _tile(m: Module, plan: Reduce) -> Function:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
         add([f.at(a, r * plan.row_step, plan.sum) for r in range(plan.rows)], b, align)
-    _end(f, plan, tile, sums, align)
+    if plan.direct:
+        branch = f.either(f.test("ne", rest[6], 0))
+        _write_tile(f, plan, result, tile, rest[4], rest[5])
+        f.otherwise(branch)
+        _end(f, plan, tile, sums, align)
+        f.join(branch)
+    else:
+        _end(f, plan, tile, sums, align)
     return f
+
+
+def _write_tile(f: Function, plan: Reduce, n: Numbers, tile: Tile, to: str, lanes: Value) -> None:
+    """Write whole sums to w."""
+    places = [f.at(to, r * plan.w_strides[1], n.storage) for r in range(plan.rows)]
+    whole = f.test("eq", lanes, plan.block)
+    if plan.stream:
+        for place in places:
+            whole = f.both(whole, f.aligned(place, n.bytes))
+    values = tile.values()
+    branch = f.either(whole)
+    for row, place in zip(values, places, strict=True):
+        for v, value in enumerate(row):
+            n.store(f, value, f.at(place, v * plan.lanes, n.storage), stream=plan.stream)
+    f.otherwise(branch)
+    masks = [n.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(plan.vectors)]
+    for row, place in zip(values, places, strict=True):
+        for v, value in enumerate(row):
+            n.store(f, value, f.at(place, v * plan.lanes, n.storage), masks[v])
+    f.join(branch)
 
 
 def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
@@ -396,7 +442,12 @@ def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, lanes: Va
     if lane_step == 1:
         with f.loop(0, lanes, plan.lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
-            finish(f, n, value, f.at(to, lane, n.storage), plan.accumulate, n.mask(f, f.sub(lanes, lane)))
+            place = f.at(to, lane, n.storage)
+            left = f.sub(lanes, lane)
+            if plan.stream:
+                put(f, n, value, place, left)
+            else:
+                finish(f, n, value, place, plan.accumulate, n.mask(f, left))
     else:
         with f.loop(0, lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
