@@ -152,6 +152,12 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "reduce packed, rows of x": _reduce(lambda r: not r.in_place and r.row_side == "x"),
     "reduce packed, rows of y": _reduce(lambda r: not r.in_place and r.row_side == "y"),
     "reduce in pairs": _reduce(lambda r: r.pairs),
+    "pairs read in place on x": _reduce(lambda r: r.pairs and r.in_place and r.row_side == "x"),
+    "pairs read in place on y": _reduce(lambda r: r.pairs and r.in_place and r.row_side == "y"),
+    "pairs joined where channels lie together": _reduce(lambda r: "channels" in (r.joining("x"), r.joining("y"))),
+    "pairs moved where they lie together": _reduce(lambda r: "pixels" in (r.joining("x"), r.joining("y"))),
+    "pairs by way of a copy": _reduce(lambda r: "copy" in (r.joining("x"), r.joining("y"))),
+    "every other pixel the first of a pair": _reduce(lambda r: r.pairs and r.x_join[1] > 1),
     "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
     "reduce in boxes, the last one smaller": _reduce(
         lambda r: any(n % b for n, b in zip(r.sizes_y, r.box, strict=True))

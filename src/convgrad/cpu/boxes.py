@@ -23,18 +23,22 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 def pack(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    known: int | None = None,
+    known: int | None = None, join: tuple[int, int] | None = None,
 ) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
     of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
-    always the same.
+    always the same. With `join`, of channels that lie together, entries are pairs: see `_joined_run`.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
-    run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known)
-    width = axes[-1].extent * pitch
+    if join is None:
+        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known)
+        width = axes[-1].extent * pitch
+    else:
+        run = _joined_run(m, f"{name}_run", n, axes[-1], pitch, known, *join)
+        width = axes[-1].extent // join[1] * pitch * 2
     steps = [1, 1, 1]
     for i in (1, 0):
         steps[i] = steps[i + 1] * axes[i + 1].extent
@@ -113,6 +117,44 @@ def _run(
                 value = n.load_one(f, f.at(source, f.mul(c, channel_step), n.storage))
                 f.store(value, f.at(pixel, c, n.sum), n.sum, item)
     f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
+    return f
+
+
+def _joined_run(
+    m: Module, name: str, n: Numbers, axis: Packed, pitch: int, known: int | None, apart: int, step: int
+) -> Function:
+    """A function that packs pairs of pixels along the last axis: (row, band, first coordinate, channels).
+
+    Entry e holds the elements of pixels e*step and e*step + apart side by side, channel by channel.
+    """
+    f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
+    row, to, first, channels = f.args
+    order = [i // 2 + n.lanes * (i % 2) for i in range(2 * n.lanes)]
+
+    def join(c: Value, pixels: list[str], entry: str, masks: Sequence[str | None]) -> None:
+        two = [n.load(f, f.at(p, c, n.storage), mask) for p, mask in zip(pixels, masks, strict=True)]
+        place = f.at(entry, f.mul(c, 2), n.sum)
+        f.store(shuffle(f, n.vector, two[0], two[1], order), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
+
+    whole = known is not None and known % n.lanes == 0
+    with f.loop(0, axis.extent // step) as e:
+        at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, apart)]
+        inside = [f.test("ult", i, axis.size) for i in at]
+        pixels = [f.at(row, f.mul(i, axis.stride), n.storage) for i in at]
+        entry = f.at(to, f.mul(e, 2 * pitch), n.sum)
+        branch = f.either(f.both(*inside)) if whole else None
+        if branch is not None and known is not None:
+            group = next(g for g in (4, 3, 2, 1) if known // n.lanes % g == 0)
+            with f.loop(0, known, group * n.lanes) as c:
+                for v in range(group):
+                    join(f.add(c, v * n.lanes), pixels, entry, (None, None))
+            f.otherwise(branch)
+        # Of a pixel outside nothing is read.
+        there = [f.choose(i, channels, 0) for i in inside]
+        with f.loop(0, channels, n.lanes) as c:
+            join(c, pixels, entry, [n.mask(f, f.sub(count, c)) for count in there])
+        if branch is not None:
+            f.join(branch)
     return f
 
 

@@ -252,6 +252,8 @@ class Reduce:
     clane: int  # channels in the lanes, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
     pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
+    x_join: tuple[int, int]  # in the band of x: pixels between those of a pair, and between the first of each
+    y_join: tuple[int, int]
     sizes_y: Ints  # pixels of y along each axis
     box: Ints
     x_packs: tuple[Packed, ...]
@@ -304,6 +306,11 @@ class Reduce:
         return 1 == self.slices == len(self.taps) == self.w_strides[2] and not (self.share or self.accumulate)
 
     @property
+    def row_unit(self) -> str:
+        """The type of what lies between the elements of the row side, where the tile reads them."""
+        return "i16" if self.pairs and self.in_place else self.sum
+
+    @property
     def row_step(self) -> int:
         """Elements between the channels of the row side, where the tile reads them."""
         return (self.x_channel if self.row_side == "x" else self.y_channel)[1] if self.in_place else 1
@@ -346,9 +353,14 @@ class Reduce:
         return prod(p.extent for p in self.y_packs)
 
     @property
+    def x_steps(self) -> int:
+        """Entries in the band of x: pixels, or pairs of them."""
+        return self.x_entries // self.x_join[1]
+
+    @property
     def y_steps(self) -> int:
         """Entries in the band of y: pixels, or pairs of them."""
-        return self.y_entries // 2 if self.pairs else self.y_entries
+        return self.y_entries // self.y_join[1]
 
     @property
     def x_pitch(self) -> int:
@@ -364,7 +376,7 @@ class Reduce:
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
-        x = self.x_entries * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
+        x = self.x_steps * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
         y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
         if self.in_place:
             x, y = (0, y) if self.row_side == "x" else (x, 0)
@@ -375,19 +387,33 @@ class Reduce:
             ".x": up(x + self.lanes * self.x_pitch, line),
             ".y": up(y + self.lanes * self.y_pitch, line),
             ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
-            ".x_raw": up(self._raw(self.x_entries, self.x_pitch), line),
-            ".y_raw": up(self._raw(self.y_entries, self.y_pitch), line),
+            ".x_raw": up(self._raw("x", self.x_entries, self.x_pitch), line),
+            ".y_raw": up(self._raw("y", self.y_entries, self.y_pitch), line),
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
-    def _raw(self, entries: int, pitch: int) -> int:
-        """Elements for pixels as they come, before they are paired."""
-        return ceil((entries + 2 * self.lanes + self.apart) * pitch / 2) if self.pairs else 0
+    def joining(self, side: str) -> str:
+        """How the pixels of a side become pairs: "" if they do not, or lie so already; "channels" if channels lie
+        together, "pixels" if pairs do; else "copy", by way of a copy.
+        """
+        if not self.pairs or (self.in_place and side == self.row_side):
+            return ""
+        packs, channel, join = (self.x_packs, self.x_channel, self.x_join) if side == "x" else (
+            self.y_packs, self.y_channel, self.y_join
+        )  # fmt: skip
+        *outer, last = packs
+        if len(last.offsets) > 1:
+            return "copy"
+        if channel[1] == 1:
+            return "channels"
+        low = self.x_low[-1] if side == "x" else 0
+        even = [channel[0], channel[1], last.size, low, last.offsets[0], *(p.stride for p in outer)]
+        return "pixels" if join == (1, 2) and last.stride == last.step == 1 and not any(n % 2 for n in even) else "copy"
 
-    @property
-    def apart(self) -> int:
-        """Entries in the band of x between the two pixels of a pair."""
-        return self.x_walk[-1] // self.x_pitch // 2 if self.pairs else 0
+    def _raw(self, side: str, entries: int, pitch: int) -> int:
+        """Elements for pixels as they come, before they are paired."""
+        apart = (self.x_join if side == "x" else self.y_join)[0]
+        return ceil((entries + 2 * self.lanes + apart) * pitch / 2) if self.joining(side) == "copy" else 0
 
     @property
     def workspace(self) -> int:

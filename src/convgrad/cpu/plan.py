@@ -486,7 +486,9 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     taps = prod(a.k for a in shape.axes)
     share: tuple[int, int] | None = None
     g, wy, wx = shape.w_channel
-    row_side = "x" if turned is not None else _row_side(p, lanes, taps, wx == 1)
+    dots = p.dtype == "bf16" and _dots(target)
+    pairs_lie = dots and "y" in _paired_in_place(shape.axes[-1])
+    row_side = "x" if turned is not None else _row_side(p, lanes, taps, wx == 1, pairs_lie)
     x_channel, y_channel = shape.x_channel, shape.y_channel
     if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
         share, groups, row_side = (p.cx, p.cy), 1, "x"
@@ -506,6 +508,7 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
             heights = range(rows, max(rows - 3, 0), -1)
             rows = min(heights, key=lambda r: ceil(crow / r) * r * shorter(target, heights[0], r))
         rows = min(rows, crow)
+    pairs = dots and not share and shape.axes[-1].y > 1
     w_strides = (g, wx, wy) if row_side == "x" else (g, wy, wx)
     block = lanes * vectors
     lane_blocks = ceil(clane / block)
@@ -515,6 +518,7 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     last_axis = shape.axes[-1]
     channel, pixel = (x_channel[1], last_axis.x_step) if row_side == "x" else (y_channel[1], last_axis.y_step)
     in_place = not share and DTYPES[p.dtype].numpy == sum_dtype and (1 in (channel, pixel) or crow == 1)
+    in_place = in_place or (pairs and row_side in _paired_in_place(last_axis))
     if in_place:
         why.append(f"{row_side} is read in place: channels or pixels lie together, no conversion")
 
@@ -522,12 +526,10 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     if share:
         box = _reduce_box(shape.axes, target, block * item * together // 2, 2 * block * item * together)
     else:
-        box = _reduce_box(shape.axes, target, block * item, pitch(min(crow, 256), lanes) * item)
-    last = shape.axes[-1].y
-    pairs = p.dtype == "bf16" and _dots(target) and not share and last > 1
+        box = _reduce_box(shape.axes, target, block * (2 if pairs else item), pitch(min(crow, 256), lanes) * item)
     if pairs:
         why.append("pixels of bf16 two at a time (avx512_bf16)")
-        box[-1] = min(up(box[-1], 2), last)
+        box[-1] = min(up(box[-1], 2), shape.axes[-1].y)
     boxes = prod(ceil(a.y / b) for a, b in zip(shape.axes, box, strict=True))
 
     # Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread.
@@ -568,21 +570,25 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
     y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")
     y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, box, strict=True))
-    if pairs:  # A last pixel without a partner gets a zero.
-        y_packs = (*y_packs[:-1], replace(y_packs[-1], count=up(box[-1], 2)))
     x_in_place = in_place and row_side == "x"
+    y_in_place = in_place and row_side == "y"
     walks = _walks(shape.axes, True, box, (False,) * AXES, x_in_place)
     x_packs = tuple(_packed(a, w, True, x_in_place) for a, w in zip(shape.axes, walks, strict=True))
-    x_steps = [a.x_step for a in shape.axes] if x_in_place else [s * x_pitch for s in entry_steps(x_packs)]
-    if in_place and row_side == "y":
-        y_steps = [a.y_step for a in shape.axes]
-    else:
-        y_steps = [s * y_pitch for s in entry_steps(y_packs)]
-        if pairs:
-            y_steps = [*(s // 2 for s in y_steps[:-1]), y_steps[-1]]
-    x_walk = [w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)]
+    x_join, y_join = (0, 1), (0, 1)
     if pairs:
-        x_walk[-1] *= 2
+        # A last pixel of y without a partner gets a zero. Where taps lie beside each other along a row, every pixel of
+        # x is the first of a pair; else every other one.
+        next_ = walks[-1].stride_in_band
+        x_join, y_join = (next_, 2 * next_ if shape.axes[-1].k == 1 else 1), (1, 2)
+        y_packs = (*y_packs[:-1], replace(y_packs[-1], count=up(box[-1], 2)))
+        x_packs = (*x_packs[:-1], replace(x_packs[-1], count=up(x_packs[-1].count, x_join[1])))
+    x_steps = [a.x_step for a in shape.axes] if x_in_place else _joined_steps(x_packs, x_join[1], x_pitch)
+    y_steps = [a.y_step for a in shape.axes] if y_in_place else _joined_steps(y_packs, y_join[1], y_pitch)
+    x_walk = [w.stride_in_band * s for w, s in zip(walks, x_steps, strict=True)]
+    y_walk = list(y_steps)
+    if pairs:
+        x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else x_join[1])
+        y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else 2)
     band = prod(q.extent for q in x_packs) * x_pitch * item
     if band > max(64 << 20, 4 * p.bytes):
         return Declined(f"a band of {band >> 20} MiB for one box of pixels")
@@ -614,15 +620,28 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     return Reduce(
         dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double", lanes=lanes, rows=rows,
         vectors=vectors, groups=groups, row_side=row_side, crow=crow, clane=clane, share=share, pairs=pairs,
-        sizes_y=tuple(a.y for a in shape.axes), box=tuple(box), x_packs=x_packs, x_low=tuple(w.low for w in walks),
+        x_join=x_join, y_join=y_join, sizes_y=tuple(a.y for a in shape.axes), box=tuple(box),
+        x_packs=x_packs, x_low=tuple(w.low for w in walks),
         x_sigma=tuple(w.sigma for w in walks),
-        x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_steps), in_place=in_place, row_part=row_part,
+        x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_walk), in_place=in_place, row_part=row_part,
         lane_part=lane_part, x_channel=x_channel,
         y_channel=y_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach),
         slices=slices, ahead=ahead, operands=operands, stream=stream,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _paired_in_place(a: Axis) -> set[str]:
+    """The sides whose pairs of neighbouring pixels are met whole, as they lie: no odd one, none with padding."""
+    sides = {"y"} if a.y_step == 1 and a.y % 2 == 0 else set()
+    return sides | ({"x"} if a.x_step == 1 and a.plain and a.x % 2 == 0 else set())
+
+
+def _joined_steps(packs: tuple[Packed, ...], step: int, pitch: int) -> list[int]:
+    """Elements between neighbours along each axis of a band that has an entry for every `step` pixels of a row."""
+    *outer, last = entry_steps(packs)
+    return [*(s // step * pitch for s in outer), last * pitch]
 
 
 def _lines(
@@ -641,13 +660,16 @@ def _lines(
     return (*reversed(outer), (ceil(run / LINE), LINE))
 
 
-def _row_side(p: Problem, lanes: int, taps: int, x_together: bool) -> str:
-    """Whose channels are the rows of the tile: what wastes fewer lanes, then what is packed and written cheaply."""
+def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bool) -> str:
+    """Whose channels are the rows of the tile: what wastes fewer lanes, then what is packed and written cheaply.
+
+    `x_together` says that channels of x lie together in w, `pairs_lie` that pairs of pixels do in y.
+    """
     x_rows, y_rows = up(p.cy, lanes) * p.cx, up(p.cx, lanes) * p.cy  # products with the rows on that side
     if x_rows != y_rows:
         return "x" if x_rows < y_rows else "y"
     if taps > 1:
-        return "x"
+        return "y" if pairs_lie else "x"
     if p.n * prod(p.y) < 4096:
         return "y" if x_together else "x"  # few pixels: results are written by vectors
     return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed

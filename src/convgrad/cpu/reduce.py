@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
@@ -30,25 +31,33 @@ def write(plan: Reduce) -> str:
     moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
     clear = zero(m, given)
     clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
-    packed_x = not (plan.in_place and plan.row_side == "x")
-    packed_y = not (plan.in_place and plan.row_side == "y")
     packers: dict[str, Function | None] = {"x": None, "y": None}
     in_block = plan.block if plan.clane % plan.block == 0 else None
     inputs, outputs = plan.share or (1, 1)
-    for side, packed, packs, channel, pitch in (
-        ("x", packed_x, plan.x_packs, plan.x_channel, plan.x_pitch),
-        ("y", packed_y, plan.y_packs, plan.y_channel, plan.y_pitch),
+    for side, packs, channel, pitch, join in (
+        ("x", plan.x_packs, plan.x_channel, plan.x_pitch, plan.x_join),
+        ("y", plan.y_packs, plan.y_channel, plan.y_pitch, plan.y_join),
     ):
+        if plan.in_place and side == plan.row_side:
+            continue
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
             known = plan.row_part
-        if packed:
-            packers[side] = pack(m, f"pack_{side}", moved_as, packs, channel[1], pitch, clear_band, known)
-    if plan.pairs:
-        packers = {
-            "x": _pair(m, plan, "x", packers["x"], plan.x_entries, plan.x_pitch, plan.apart, 1, clear_band),
-            "y": _pair(m, plan, "y", packers["y"], plan.y_entries, plan.y_pitch, 1, 2, clear_band),
-        }
+        name, joining = f"pack_{side}", plan.joining(side)
+        if joining == "channels":
+            packers[side] = pack(m, name, moved_as, packs, 1, pitch, clear_band, known, join)
+        elif joining == "pixels":
+            # Two pixels are moved as one number.
+            words = Numbers("f32", plan.lanes, plan.sum, plan.half)
+            halved = [replace(p, stride=p.stride // 2) for p in packs[:-1]]
+            last = replace(packs[-1], size=packs[-1].size // 2, count=packs[-1].count // 2)
+            mover = pack(m, name, words, [*halved, last], channel[1] // 2, pitch, clear, known)
+            packers[side] = _halve(m, side, mover)
+        else:
+            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known)
+        if joining == "copy":
+            entries = plan.x_entries if side == "x" else plan.y_entries
+            packers[side] = _pair(m, plan, side, packers[side], entries, pitch, *join, clear_band)
     tap_entries = m.table("tap_entries", plan.entries)
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
@@ -117,7 +126,7 @@ def write(plan: Reduce) -> str:
                                     pointers["w"], f.add(f.mul(group, plan.w_strides[0]), own, lane), result.storage
                                 )
                                 target = (place_at, f.min(f.sub(plan.clane, lane), plan.block), complete)
-                            row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.sum)
+                            row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.row_unit)
                             f.call(
                                 work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target, *fetched(index)
                             )
@@ -215,7 +224,7 @@ def _bands(
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
     for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
         packer = packers[side]
-        raw = [at[f".{side}_raw"]] if plan.pairs else []
+        raw = [at[f".{side}_raw"]] if plan.joining(side) == "copy" else []
         base = f.add(f.mul(group, channel[0]))
         if packer is None:
             steps = [p.stride for p in (plan.x_packs if side == "x" else plan.y_packs)]
@@ -227,7 +236,7 @@ def _bands(
             source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)
             f.call(packer, source, bands[side], *begin, plan.row_part, *raw)
             continue
-        entries = plan.x_entries * plan.x_pitch if side == "x" else plan.y_steps * plan.y_pitch
+        entries = plan.x_steps * plan.x_pitch if side == "x" else plan.y_steps * plan.y_pitch
         inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
         with f.loop(lane_start, lane_stop) as block:
             first = f.mul(block, plan.block // outputs * inputs)
@@ -236,6 +245,14 @@ def _bands(
             to = f.at(bands[side], f.mul(f.sub(block, lane_start), entries), plan.sum)
             f.call(packer, source, to, *begin, count, *raw)
     return bands
+
+
+def _halve(m: Module, side: str, mover: Function) -> Function:
+    """A function that packs pairs of pixels which lie together, with the first pixel's coordinate."""
+    f = m.function(f"pack_pairs_{side}", ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
+    source, to, *start, channels = f.args
+    f.call(mover, source, to, *start[:3], f.op(f"ashr i64 {start[3]}, 1"), channels)
+    return f
 
 
 def _pair(
@@ -265,24 +282,25 @@ def _pair(
 def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) -> tuple[str, str]:
     """The row side and the lane side of one block of lanes."""
     if plan.share:
-        x = f.at(bands["x"], f.mul(local, plan.x_entries * plan.x_pitch), plan.sum)
+        x = f.at(bands["x"], f.mul(local, plan.x_steps * plan.x_pitch), plan.sum)
         return x, f.at(bands["y"], f.mul(local, plan.y_steps * plan.y_pitch), plan.sum)
     lane_side = "y" if plan.row_side == "x" else "x"
-    entries = plan.x_entries * plan.x_pitch if lane_side == "x" else plan.y_steps * plan.y_pitch
+    entries = plan.x_steps * plan.x_pitch if lane_side == "x" else plan.y_steps * plan.y_pitch
     return bands[plan.row_side], f.at(bands[lane_side], f.mul(local, entries), plan.sum)
 
 
 @contextmanager
 def _pixels(
-    f: Function, plan: Reduce, counts: Sequence[Value], pointers: Sequence[str], steps: Sequence[Sequence[int]]
-) -> Iterator[list[str]]:
+    f: Function, plan: Reduce, counts: Sequence[Value], pointers: Sequence[str], steps: Sequence[Sequence[int]],
+    units: Sequence[str],
+) -> Iterator[list[str]]:  # fmt: skip
     """Walk over the pixels of a box, in order; gives the addresses at each."""
     with ExitStack() as stack:
         now = list(pointers)
         for axis in range(4):
             if plan.box[axis] > 1 or any(ends[axis] != (0, 1) for ends in plan.reach):
                 i = stack.enter_context(f.loop(0, counts[axis]))
-                now = [f.at(p, f.mul(i, step[axis]), plan.sum) for p, step in zip(now, steps, strict=True)]
+                now = [f.at(p, f.mul(i, s[axis]), u) for p, s, u in zip(now, steps, units, strict=True)]
         yield now
 
 
@@ -319,11 +337,11 @@ def _tile(m: Module, plan: Reduce, result: Numbers) -> Function:
     align = _align(plan)
     tile = _begin(f, plan, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
-    with _pixels(f, plan, counts, (rows, lanes), walks) as (a, b):
+    with _pixels(f, plan, counts, (rows, lanes), walks, (plan.row_unit, plan.sum)) as (a, b):
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
-        add([f.at(a, r * plan.row_step, plan.sum) for r in range(plan.rows)], b, align)
+        add([f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)], b, align)
     if plan.direct:
         branch = f.either(f.test("ne", rest[6], 0))
         _write_tile(f, plan, result, tile, rest[4], rest[5])
@@ -375,7 +393,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
         entry = f.load(f.at(entries, f.min(f.add(tap, i), last), "i64"), "i64", 8)
         shifted.append(f.at(x, entry, plan.sum))
     steps = [plan.x_walk] * plan.tap_step + [plan.y_walk]
-    with _pixels(f, plan, counts, [*shifted, y], steps) as here:
+    with _pixels(f, plan, counts, [*shifted, y], steps, [plan.sum] * len(steps)) as here:
         if fetch is not None:
             fetch.step()
         tile.gathered(here[:-1], here[-1], align, inputs, outputs)
