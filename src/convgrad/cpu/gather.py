@@ -49,7 +49,8 @@ def write(plan: Gather) -> str:
             known = plan.cout // plan.share[1] * plan.share[0]
         pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
     tabulate = _tabulate(m, plan, phases)
-    work = _tile(m, plan, result)
+    work = _tile(m, "tile", plan, result, plan.vectors)
+    tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
     region = [w.box * w.phi for w in plan.walks]
     finish = None
     if plan.staged:
@@ -68,7 +69,8 @@ def write(plan: Gather) -> str:
     units = plan.groups * plan.blocks
     with f.items(f.at(team, 64, "i8"), units) as unit:
         group, block = f.split(unit, [plan.groups, plan.blocks])
-        f.call(pack_weights, pointers["w"], f.at(at["weights"], f.mul(unit, plan.panel), plan.sum), group, block)
+        place = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel))
+        f.call(pack_weights, pointers["w"], f.at(at["weights"], place, plan.sum), group, block)
         _pack_bias(f, plan, given, pointers["bias"], at["bias"], unit, group, block)
     barrier = f.load(team, "ptr", 8)
     f.do(f"call void {barrier}(ptr {team})")
@@ -124,7 +126,8 @@ def write(plan: Gather) -> str:
                 panel_index = f.add(f.mul(group, plan.blocks), block)
                 lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
                 step = f.div(channel, plan.width)
-                panel = f.add(f.mul(panel_index, plan.panel), f.mul(step, len(plan.taps) * plan.block))
+                chunk_step = f.mul(step, f.mul(_width(f, plan, block), len(plan.taps)))
+                panel = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel), chunk_step)
                 bias = f.at(at["bias"], f.mul(panel_index, plan.block), plan.sum)
                 out_channel = f.add(
                     f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1])
@@ -151,21 +154,8 @@ def write(plan: Gather) -> str:
                             each = _volume(region) // plan.rows
                             index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
                             fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
-                        f.call(
-                            work,
-                            lane_input,
-                            weights,
-                            mine,
-                            taps,
-                            count,
-                            here,
-                            there,
-                            place,
-                            bias,
-                            chunk,
-                            lanes,
-                            *fetched,
-                        )
+                        arguments = (lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
+                        call_either(f, work, tail, f.test("eq", block, plan.blocks - 1), *arguments, *fetched)
                 if finish is not None:
                     done = f.test("eq", chunk, plan.chunks - 1)
                     with f.when(done):
@@ -179,6 +169,25 @@ def write(plan: Gather) -> str:
     if plan.stream:
         f.settle()
     return str(m)
+
+
+def _width(f: Function, plan: Gather, block: Value) -> Value:
+    """Lanes of a block of channels in the packed weights."""
+    if not plan.tail:
+        return plan.block
+    return f.choose(f.test("eq", block, plan.blocks - 1), plan.tail * plan.lanes, plan.block)
+
+
+def call_either(f: Function, work: Function, tail: Function | None, last: str, *arguments: Value) -> None:
+    """Call one of two functions."""
+    if tail is None:
+        f.call(work, *arguments)
+        return
+    branch = f.either(last)
+    f.call(tail, *arguments)
+    f.otherwise(branch)
+    f.call(work, *arguments)
+    f.join(branch)
 
 
 def _volume(region: list[int]) -> int:
@@ -250,32 +259,32 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
     return f
 
 
-def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
-    """A function that computes one tile of pixels and channels.
+def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Function:
+    """A function that computes one tile of pixels and channels, so many vectors of these.
 
     (band, weights, taps that are met, how many, channels, reads, writes, place of the results, bias, chunk, lanes).
     Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
     """
     names = ["p:band", "p:weights", "p:meetings", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
     names += ["i:chunk", "i:lanes", *(["p:base", "p:offsets"] if plan.ahead else [])]
-    f = m.function("tile", names)
+    f = m.function(name, names)
     band, weights, meetings, taps, channels, reads, writes, place, bias, chunk, lanes, *fetched = f.args
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *fetched)
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
     rows = addresses(f, band, reads, plan.rows, plan.unit)
-    columns = range(plan.vectors)
+    columns = range(vectors)
 
     def from_bias() -> list[str]:
         return [f.load(f.at(bias, v * plan.lanes, plan.sum), out.vector, align) for v in columns]
 
     if plan.bias is None and plan.chunks == 1:
-        start = [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)]
+        start = [["zeroinitializer"] * vectors for _ in range(plan.rows)]
     elif plan.chunks == 1:
         start = [from_bias()] * plan.rows
     else:
-        start = [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)]
+        start = [["zeroinitializer"] * vectors for _ in range(plan.rows)]
     tile = Tile(f, start, plan.lanes, plan.sum)
     if plan.chunks > 1:
         fresh = f.test("eq", chunk, 0)
@@ -289,7 +298,7 @@ def _tile(m: Module, plan: Gather, out: Numbers) -> Function:
             for v, place_ in enumerate(row):
                 f.set(place_, out.vector, f.load(f.at(address, v * plan.lanes, plan.sum), out.vector, align))
         f.join(branch)
-    width = plan.block
+    width = vectors * plan.lanes
     with f.loop(0, taps) as tap:
         meeting = f.at(meetings, f.mul(tap, 2), "i64")
         number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
@@ -338,9 +347,10 @@ def _write_rows(
     *, stream: bool = False,
 ) -> None:  # fmt: skip
     """Round and write the tile. When adding to what is there, all is read before any is written: rows may repeat."""
-    masks: list[str | None] = [None] * plan.vectors
+    vectors = len(values[0])
+    masks: list[str | None] = [None] * vectors
     if lanes is not None:
-        masks = [out.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(plan.vectors)]
+        masks = [out.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(vectors)]
     if plan.accumulate:
         values = [
             [
@@ -365,6 +375,7 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     group_step, out_step, in_step = plan.w_strides
     base = f.at(source, f.mul(group, group_step), n.storage)
     first = f.mul(block, plan.block)
+    width = _width(f, plan, block)
     last = f.sub(f.sub(plan.cout, 1), first)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
     turn = _turn_weights(m, plan, n, taps=False) if square and in_step == 1 and plan.cin > 1 else None
@@ -376,51 +387,53 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     with f.loop(0, plan.chunks) as chunk:
         channel = f.mul(chunk, plan.chunk)
         count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
-        panel = f.at(to, f.mul(f.div(channel, plan.width), len(plan.taps) * plan.block), plan.sum)
+        panel = f.at(to, f.mul(f.div(channel, plan.width), f.mul(width, len(plan.taps))), plan.sum)
         if taps is not None:
-            with f.loop(0, count) as c, f.loop(0, plan.block, plan.lanes) as lane:
+            with f.loop(0, count) as c, f.loop(0, width, plan.lanes) as lane:
                 inner = f.add(channel, f.mul(c, plan.width))
                 corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
                 with f.loop(0, len(plan.taps), plan.lanes) as tap:
-                    place = f.add(f.mul(f.add(f.mul(tap, count), c), plan.block), lane)
+                    place = f.add(f.mul(f.add(f.mul(tap, count), c), width), lane)
                     there = f.min(f.sub(len(plan.taps), tap), plan.lanes)
                     source_at = f.at(base, f.add(corner, tap), n.storage)
                     left = f.max(f.sub(last, lane), 0)
-                    f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, plan.block))
+                    f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, width))
             return f
         if turn is None and not rows:
             with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
                 offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), plan.block), plan.sum)
+                row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), width), plan.sum)
                 inner = f.add(channel, f.mul(c, plan.width))
                 at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
-                _scatter_weights(f, plan, n, at, row, first, last)
+                _scatter_weights(f, plan, n, at, row, first, last, width)
             return f
         with f.loop(0, len(plan.taps)) as tap:
             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-            tap_panel = f.at(panel, f.mul(f.mul(tap, count), plan.block), plan.sum)
+            tap_panel = f.at(panel, f.mul(f.mul(tap, count), width), plan.sum)
             if turn is not None:
-                with f.loop(0, plan.block, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
+                with f.loop(0, width, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
                     # Lanes wholly beyond the last channel repeat it.
                     inner = f.add(channel, f.mul(c, plan.width))
                     corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, inner)
-                    place = f.at(tap_panel, f.add(f.mul(c, plan.block), lane), plan.sum)
+                    place = f.at(tap_panel, f.add(f.mul(c, width), lane), plan.sum)
                     left = f.max(f.sub(last, lane), 0)
                     there = f.min(f.sub(count, c), plan.lanes)
-                    f.call(turn, f.at(base, corner, n.storage), place, left, there, plan.block)
+                    f.call(turn, f.at(base, corner, n.storage), place, left, there, width)
             else:
                 with f.loop(0, count) as c:
                     inner = f.add(channel, f.mul(c, plan.width))
                     at = f.at(base, f.add(offset, first, f.mul(inner, in_step)), n.storage)
-                    _copy_weights(f, plan, n, at, f.at(tap_panel, f.mul(c, plan.block), plan.sum), last)
+                    _copy_weights(f, plan, n, at, f.at(tap_panel, f.mul(c, width), plan.sum), last, width)
     return f
 
 
-def _scatter_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value) -> None:
+def _scatter_weights(
+    f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value, width: Value
+) -> None:
     """One step of a panel from weights that lie anyhow, an element at a time."""
     group_step, out_step, in_step = plan.w_strides
     n = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
-    with f.loop(0, plan.block) as lane:
+    with f.loop(0, width) as lane:
         channel = f.add(first, f.min(lane, last))
         at: Value = f.mul(channel, out_step)
         if plan.share is not None:
@@ -432,20 +445,20 @@ def _scatter_weights(f: Function, plan: Gather, n: Numbers, source: str, row: st
             f.store(value, place, n.sum, size_of(n.sum))
 
 
-def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, last: Value) -> None:
+def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, last: Value, width: Value) -> None:
     """One step of a panel from weights whose wanted channels lie together."""
-    whole = plan.cout % plan.block == 0
-    for v in range(plan.vectors):
-        mask = None if whole else n.mask(f, f.sub(f.add(last, 1), v * plan.lanes))
-        place = f.at(row, v * plan.lanes, plan.sum)
+    whole = plan.cout % plan.lanes == 0
+    with f.loop(0, width, plan.lanes) as lane:
+        mask = None if whole else n.mask(f, f.sub(f.add(last, 1), lane))
+        place = f.at(row, lane, plan.sum)
         if not plan.pairs:
-            value = n.load(f, f.at(source, v * plan.lanes, n.storage), mask)
+            value = n.load(f, f.at(source, lane, n.storage), mask)
             f.store(value, place, n.vector, size_of(plan.sum))
-            continue
-        raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
-        two = [raw.load(f, f.at(source, v * plan.lanes + j * plan.w_strides[2], "i16"), mask) for j in range(2)]
-        order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
-        f.store(shuffle(f, raw.vector, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
+        else:
+            raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
+            two = [raw.load(f, f.at(source, f.add(lane, j * plan.w_strides[2]), "i16"), mask) for j in range(2)]
+            order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
+            f.store(shuffle(f, raw.vector, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
 def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Function:

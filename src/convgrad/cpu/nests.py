@@ -171,6 +171,11 @@ class Gather:
         return ceil(self.cout / self.block)
 
     @property
+    def tail(self) -> int:
+        """Vectors of the last block, if they are fewer; 0 if it is a block as the others."""
+        return _tail(self.cout, self.lanes, self.vectors) if self.share is None else 0
+
+    @property
     def chunks(self) -> int:
         """Parts that the sum over channels is cut into."""
         return max(1, ceil(self.cin / self.chunk))
@@ -206,6 +211,12 @@ class Gather:
         return len(self.taps) * (self.cin // self.width) * self.block
 
     @property
+    def panels(self) -> int:
+        """Elements of the packed weights of a group."""
+        lanes = self.blocks * self.block - (self.vectors - self.tail if self.tail else 0) * self.lanes
+        return len(self.taps) * (self.cin // self.width) * lanes
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
@@ -215,7 +226,7 @@ class Gather:
         stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
         table = 2 * (self.pixels + len(self.phases)) * (8 // DTYPES[self._sum_dtype].size)
         return {
-            "weights": up(self.groups * self.blocks * self.panel, line),
+            "weights": up(self.groups * self.panels, line),
             "bias": up(self.groups * self.blocks * self.block, line),
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
@@ -289,6 +300,11 @@ class Reduce:
     def lane_blocks(self) -> int:
         """Blocks of lanes in a group."""
         return ceil(self.clane / self.block)
+
+    @property
+    def tail(self) -> int:
+        """Vectors of the last block, if they are fewer; 0 if it is a block as the others."""
+        return _tail(self.clane, self.lanes, self.vectors) if self.share is None else 0
 
     @property
     def row_parts(self) -> int:
@@ -450,6 +466,10 @@ def pitch(channels: int, lanes: int) -> int:
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+
+
+def _tail(channels: int, lanes: int, vectors: int) -> int:
+    return ceil(channels / lanes) % vectors
 
 
 def _table(ahead: Ahead | None, sum_: str) -> int:

@@ -151,14 +151,15 @@ def _turned(p: Problem) -> Problem:
 def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     """(rows, vectors) of the register tile for so many channels in the lanes.
 
-    The accumulators, one vector of weights per column and one broadcast must fit in the registers. Vectors are chosen
-    to waste few lanes, then to be many: each value that is broadcast then serves more products.
+    The accumulators, one vector of weights per column and one broadcast must fit in the registers. More vectors are
+    better, since each value that is broadcast then serves more products; the last block may have fewer.
     """
     if target.tile:
         return target.tile
     needed = ceil(channels / lanes)
     most = 4 if target.registers >= 32 else 2
-    vectors = min(range(1, most + 1), key=lambda v: (ceil(needed / v) * v, -v))
+    cost = {0: 0.0, 1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}  # of a step with so many
+    vectors = min(range(1, min(most, needed) + 1), key=lambda v: (needed // v * cost[v] + cost[needed % v], -v))
     by_vectors = {4: 6, 3: 8, 2: 8, 1: 8} if target.registers >= 32 else {2: 6, 1: 8}
     return by_vectors[vectors], vectors
 
@@ -504,8 +505,8 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     else:
         crow, clane = (p.cx, p.cy) if row_side == "x" else (p.cy, p.cx)
         rows, vectors = tile(target, lanes, clane)
+        heights = range(rows, max(rows - 3, 0), -1)
         if not target.tile:
-            heights = range(rows, max(rows - 3, 0), -1)
             rows = min(heights, key=lambda r: ceil(crow / r) * r * shorter(target, heights[0], r))
         rows = min(rows, crow)
     pairs = dots and not share and shape.axes[-1].y > 1
@@ -557,15 +558,20 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
         def tasks() -> int:
             return groups * slices * ceil(crow / row_part) * ceil(lane_blocks / lane_part)
 
-        while tasks() < 8 * threads and tasks() % threads:
+        # Tasks of equal size are as many as the threads, or a multiple; of unequal size, a few more.
+        uneven = ceil(clane / lanes) % vectors > 0
+        while tasks() < 8 * threads and (tasks() % threads or (uneven and tasks() < 2 * threads)):
             if lane_part > 1:
                 lane_part = ceil(lane_part / 2)
-            elif row_part >= 2 * rows:
+            elif row_part > (4 if tasks() > threads else 2) * rows:
                 row_part = min(row_part - 1, ceil(crow / (ceil(crow / row_part) + 1)))
             else:
                 break
         row_part = ceil(crow / ceil(crow / row_part))
         row_part = max(row_part, min(rows, crow))
+        if not target.tile:
+            rows = min(heights, key=lambda r: ceil(row_part / r) * r * shorter(target, heights[0], r))
+            rows = min(rows, row_part)
 
     x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
     y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")

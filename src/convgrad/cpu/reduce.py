@@ -9,7 +9,7 @@ from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
 from .boxes import finish, pack, put, turn_back, zero
-from .gather import ARGUMENTS, Layout
+from .gather import ARGUMENTS, Layout, call_either
 from .ir import Function, Module, Value
 from .nests import Reduce
 from .numbers import LINE, Numbers, shuffle, size_of
@@ -61,7 +61,8 @@ def write(plan: Reduce) -> str:
     tap_entries = m.table("tap_entries", plan.entries)
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
-    work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, plan, result)
+    work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, "tile", plan, result, plan.vectors)
+    tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
     write_sums = _write_sums(m, plan, result, tap_weights)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
@@ -127,9 +128,9 @@ def write(plan: Reduce) -> str:
                                 )
                                 target = (place_at, f.min(f.sub(plan.clane, lane), plan.block), complete)
                             row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.row_unit)
-                            f.call(
-                                work, row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target, *fetched(index)
-                            )
+                            arguments = (row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target)
+                            last_block = f.test("eq", block, plan.lane_blocks - 1)
+                            call_either(f, work, tail, last_block, *arguments, *fetched(index))
         if plan.slices == 1 and not plan.direct:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
@@ -304,10 +305,10 @@ def _pixels(
         yield now
 
 
-def _begin(f: Function, plan: Reduce, sums: str, fresh: Value, align: int) -> Tile:
+def _begin(f: Function, plan: Reduce, vectors: int, sums: str, fresh: Value, align: int) -> Tile:
     """A tile with the sums so far; `fresh` is 1 for the first box, whose sums begin at zero."""
     kind = f"<{plan.lanes} x {plan.sum}>"
-    tile = Tile(f, [["zeroinitializer"] * plan.vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
+    tile = Tile(f, [["zeroinitializer"] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
     with f.when(f.test("eq", fresh, 0)):
         for r, row in enumerate(tile.places):
             for v, place in enumerate(row):
@@ -327,15 +328,18 @@ def _align(plan: Reduce) -> int:
     return min(LINE, size & -size)
 
 
-def _tile(m: Module, plan: Reduce, result: Numbers) -> Function:
-    """A function that adds a box's products to one tile: (rows, lanes, sums, fresh, counts of each axis)."""
+def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> Function:
+    """A function that adds a box's products to one tile of so many vectors.
+
+    (rows, lanes, sums, fresh, counts of each axis; then, if it writes whole sums, where to, lanes left, whether whole).
+    """
     direct = ["p:to", "i:left", "i:complete"] if plan.direct else []
-    f = m.function("tile", ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *direct, *_fetch(plan)])
+    f = m.function(name, ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *direct, *_fetch(plan)])
     rows, lanes, sums, fresh, *rest = f.args
     counts = rest[:4]
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
     align = _align(plan)
-    tile = _begin(f, plan, sums, fresh, align)
+    tile = _begin(f, plan, vectors, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     with _pixels(f, plan, counts, (rows, lanes), walks, (plan.row_unit, plan.sum)) as (a, b):
         if fetch is not None:
@@ -356,17 +360,18 @@ def _tile(m: Module, plan: Reduce, result: Numbers) -> Function:
 def _write_tile(f: Function, plan: Reduce, n: Numbers, tile: Tile, to: str, lanes: Value) -> None:
     """Write whole sums to w."""
     places = [f.at(to, r * plan.w_strides[1], n.storage) for r in range(plan.rows)]
-    whole = f.test("eq", lanes, plan.block)
+    values = tile.values()
+    vectors = len(values[0])
+    whole = f.test("eq", lanes, vectors * plan.lanes)
     if plan.stream:
         for place in places:
             whole = f.both(whole, f.aligned(place, n.bytes))
-    values = tile.values()
     branch = f.either(whole)
     for row, place in zip(values, places, strict=True):
         for v, value in enumerate(row):
             n.store(f, value, f.at(place, v * plan.lanes, n.storage), stream=plan.stream)
     f.otherwise(branch)
-    masks = [n.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(plan.vectors)]
+    masks = [n.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(vectors)]
     for row, place in zip(values, places, strict=True):
         for v, value in enumerate(row):
             n.store(f, value, f.at(place, v * plan.lanes, n.storage), masks[v])
@@ -386,7 +391,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     counts = rest[:4]
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[4:])
     align = _align(plan)
-    tile = _begin(f, plan, sums, fresh, align)
+    tile = _begin(f, plan, plan.vectors, sums, fresh, align)
     last = len(plan.taps) - 1
     shifted = []
     for i in range(plan.tap_step):
