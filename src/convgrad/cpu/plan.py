@@ -34,6 +34,7 @@ AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
+PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -323,7 +324,8 @@ def _best_split(
     if not in_place:
         split_axes = [i for i, a in enumerate(axes) if a.k > 1 and a.k <= 9]
         splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
-        splits += [tuple(i in split_axes for i in range(len(axes)))] if len(split_axes) > 1 else []
+        if len(split_axes) > 1 and prod(2 * axes[i].k - 1 for i in split_axes) <= PIECES:
+            splits.append(tuple(i in split_axes for i in range(len(axes))))
 
     def steps(split: tuple[bool, ...], height: int) -> float:
         # Per axis, the kinds of boxes with how often they come; per kind, (positions, taps) of each stretch.
@@ -332,7 +334,8 @@ def _best_split(
             seen: dict[tuple[tuple[int, int], ...], int] = {}
             for b in range(min(w.boxes, 64)):
                 low, high = b * w.box, (b + 1) * w.box
-                there = tuple((max(0, min(t.stop, high) - max(t.start, low)), len(t.taps)) for t in w.stretches)
+                spans = ((min(t.stop, high) - max(t.start, low), len(t.taps)) for t in w.stretches)
+                there = tuple((n, taps) for n, taps in spans if n > 0)
                 seen[there] = seen.get(there, 0) + 1
             kinds.append(seen)
         total = 0.0
