@@ -85,20 +85,12 @@ def test_explain_says_what_computes_and_how_much_memory_it_takes() -> None:
 
 
 def check_workspace(p: Problem, target: Target, threads: int) -> None:
-    """Packed weights are the weights in accumulators, the channels in the lanes rounded up to whole vectors; sums of
-    slices are few and small. All else belongs to a thread: a box of pixels in the cache, and sums of a few MiB.
-    """
+    """No more than four times the largest tensor, in accumulators, and a fixed amount, in all and for each thread."""
     plan = make_plan(p, target, threads)
-    if isinstance(plan, Declined):
-        return
-    item = 4 if plan.sum == "float" else 8
-    shared = 12 * MIB
-    if isinstance(plan, Gather):
-        lanes = p.g * (p.cy if p.wanted == "y" else p.cx) if plan.share else p.cy if p.wanted == "y" else p.cx
-        whole = p.size("w") // lanes * up(lanes, plan.lanes)
-        shared += item * whole
-        assert whole <= plan.lanes * max(p.size("x"), p.size("w"), p.size("y"))
-    assert plan.workspace <= shared + 6 * MIB * threads, f"{p} on {threads} threads: {plan.sizes}"
+    if not isinstance(plan, Declined):
+        largest = plan.item * max(p.size(role) for role in ("x", "w", "y"))
+        assert plan.workspace <= 4 * largest + 64 * MIB + 6 * MIB * threads, f"{p} on {threads} threads: {plan.sizes}"
+        assert plan.threads <= min(threads, plan.tasks)
 
 
 @pytest.mark.parametrize("target", REAL)
@@ -107,6 +99,14 @@ def test_workspace_is_bounded(target: str) -> None:
     for p in [*DRAWN, *(large(rng) for _ in range(300))]:
         for threads in (1, 2, 64):
             check_workspace(p, REAL[target], threads)
+
+
+def test_lanes_without_a_channel_are_not_packed_by_the_hundred_megabytes() -> None:
+    for channels, declined in ((1, True), (5, False)):
+        p = Problem.parse(f"x f32 n1 g1 cx{channels} cy4096 x30x30 w30x30 y18x18 s1x1 d1x1 p0x0")
+        plan = make_plan(p, TARGETS["native"], 2)
+        assert isinstance(plan, Declined) == (declined and TARGETS["native"].width == 64)
+        check_workspace(p, TARGETS["native"], 2)
 
 
 @pytest.mark.skipif(not FILES, reason="the corpus is not here")

@@ -29,7 +29,7 @@ class Kernel:
         self._module = jit.load(write(plan), target.triple, target.cpu, target.features)
         self._address = self._module.address("kernel")
         self._bytes = plan.workspace
-        self._threads = min(plan.threads, plan.tasks)
+        self._threads = plan.threads
         self._entry = threads.entry()
         self._idle: list[tuple[ctypes.Array[ctypes.c_void_p], int, _Space]] = []
 

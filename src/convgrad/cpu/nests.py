@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from math import ceil, prod
 
-from ..dtypes import DTYPES
 from ..spec.problem import Ints
 
 
@@ -123,8 +122,36 @@ class Walk:
         return ceil(ceil(self.out / self.phi) / self.box)
 
 
+class Nest:
+    """What both nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
+
+    sum: str
+    threads: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each buffer."""
+        raise NotImplementedError
+
+    @property
+    def item(self) -> int:
+        """Bytes of an accumulator."""
+        return 4 if self.sum == "float" else 8
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the buffers that threads share."""
+        return self.item * sum(v for k, v in self.sizes.items() if not k.startswith("."))
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of all buffers, for all threads."""
+        own = sum(v for k, v in self.sizes.items() if k.startswith("."))
+        return self.shared + self.threads * self.item * own
+
+
 @dataclass(frozen=True)
-class Gather:
+class Gather(Nest):
     """The plan for y or x. See the module's text for the loop nest."""
 
     wanted: str
@@ -224,7 +251,7 @@ class Gather:
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         region = prod(w.box * w.phi for w in self.walks) + self.lanes
         stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
-        table = 2 * (self.pixels + len(self.phases)) * (8 // DTYPES[self._sum_dtype].size)
+        table = 2 * (self.pixels + len(self.phases)) * (8 // self.item)
         return {
             "weights": up(self.groups * self.panels, line),
             "bias": up(self.groups * self.blocks * self.block, line),
@@ -234,21 +261,12 @@ class Gather:
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
-    @property
-    def _sum_dtype(self) -> str:
-        return "f32" if self.sum == "float" else "f64"
-
-    @property
-    def workspace(self) -> int:
-        """Bytes of all buffers, for all threads."""
-        return _workspace(self.sizes, self.threads, DTYPES[self._sum_dtype].size)
-
     def __str__(self) -> str:
         return _printed(self)
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Nest):
     """The plan for w. See the module's text for the loop nest."""
 
     dtype: str
@@ -431,11 +449,6 @@ class Reduce:
         apart = (self.x_join if side == "x" else self.y_join)[0]
         return ceil((entries + 2 * self.lanes + apart) * pitch / 2) if self.joining(side) == "copy" else 0
 
-    @property
-    def workspace(self) -> int:
-        """Bytes of all buffers, for all threads."""
-        return _workspace(self.sizes, self.threads, 4 if self.sum == "float" else 8)
-
     def __str__(self) -> str:
         return _printed(self)
 
@@ -475,12 +488,6 @@ def _tail(channels: int, lanes: int, vectors: int) -> int:
 def _table(ahead: Ahead | None, sum_: str) -> int:
     """Elements that the offsets of lines take."""
     return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
-
-
-def _workspace(sizes: dict[str, int], threads: int, size: int) -> int:
-    shared = sum(v for k, v in sizes.items() if not k.startswith("."))
-    own = sum(v for k, v in sizes.items() if k.startswith("."))
-    return size * (shared + threads * own)
 
 
 def _printed(plan: Gather | Reduce) -> str:

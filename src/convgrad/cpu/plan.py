@@ -34,6 +34,7 @@ AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
+SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -113,7 +114,12 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
         plan = _reduce(_turned(problem), target, team, turned=problem)
     else:
         plan = _gather(problem, target, team)
-    return plan if isinstance(plan, Declined) else replace(plan, threads=threads)
+    if isinstance(plan, Declined):
+        return plan
+    largest = plan.item * max(problem.size(role) for role in ("x", "w", "y"))
+    if plan.shared > 4 * largest + SHARED:
+        return Declined(f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel")
+    return replace(plan, threads=min(threads, plan.tasks))
 
 
 def _pixels_together(p: Problem, target: Target) -> bool:
