@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from . import memory
 from .dtypes import DTYPES, name_of
 from .errors import OutOfMemoryError
 from .spec.bind import Description
@@ -19,7 +20,6 @@ from .spec.table import DTYPES as DOCUMENTED
 from .spec.table import EXTENDED_DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
-LINE = 64
 
 
 def open_array(value: Any, name: str) -> Array:
@@ -82,9 +82,7 @@ def new_array(shape: tuple[int, ...], dtype: str) -> Array:
     try:
         if size < 4096:
             return np.empty(shape, kind)
-        memory = np.empty(size + LINE, np.uint8)
-        start: int = -memory.__array_interface__["data"][0] % LINE
-        array: Array = np.ndarray(shape, kind, memory, start)
+        array: Array = np.ndarray(shape, kind, memory.lend(size))
         return array
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from convgrad import engine
-from convgrad.cpu.nests import Declined, Gather, Reduce, up
+from convgrad.cpu.nests import Declined, Gather, Reduce
 from convgrad.cpu.plan import Axis, make_plan, simplify
 from convgrad.cpu.target import Target
 from convgrad.spec.descriptors import Descriptor, read

@@ -1,0 +1,80 @@
+"""Memory of large results that are gone, kept for the next ones.
+
+The C library hands a large block back to the system at once, and the system then clears every page of the next one
+before it is written: for a layer that does little else than read and write, a third of the time. A training loop asks
+for the same sizes again and again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+LINE = 64
+LARGE = 16 << 20  # smaller blocks are kept by the C library
+KEEP = 256 << 20
+
+Block = np.ndarray[Any, np.dtype[np.uint8]]
+
+# Changed in one step under the GIL, so neither threads nor a fork need a lock here.
+_kept: dict[int, Block] = {}
+
+
+def limit() -> int:
+    """Bytes that may be kept: CONVGRAD_KEEP_MEMORY, else 256 MiB."""
+    try:
+        return int(os.environ.get("CONVGRAD_KEEP_MEMORY", KEEP))
+    except ValueError:
+        return KEEP
+
+
+def lend(size: int) -> Block:
+    """Bytes that begin at a cache line, not set. A large block comes back when the last array on it is gone."""
+    large = size >= LARGE
+    block = _take(size + LINE) if large else np.empty(size + LINE, np.uint8)
+    start = -block.__array_interface__["data"][0] % LINE
+    bytes_: Block = np.asarray(Lease(block)) if large else block
+    return bytes_[start : start + size]
+
+
+def release() -> None:
+    """Give what is kept back to the system."""
+    _kept.clear()
+
+
+def _take(size: int) -> Block:
+    """A kept block that fits and wastes little, or a new one."""
+    for key, block in list(_kept.items()):
+        if size <= block.nbytes <= size + size // 8 and _kept.pop(key, None) is not None:
+            return block
+    return np.empty(size, np.uint8)
+
+
+def _keep(block: Block) -> None:
+    """Keep a block whose arrays are gone; the oldest go if there are too many bytes."""
+    _kept[id(block)] = block
+    blocks = list(_kept.items())
+    total = sum(b.nbytes for _, b in blocks)
+    for oldest, b in blocks:
+        if total <= limit():
+            break
+        total -= b.nbytes
+        _kept.pop(oldest, None)
+
+
+class Lease:
+    """A block in use. NumPy asks for its interface, and the arrays made of it keep it alive."""
+
+    __slots__ = ("__array_interface__", "block")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.__array_interface__ = block.__array_interface__
+
+    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ending():
+            _keep(self.block)
