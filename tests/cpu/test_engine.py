@@ -76,6 +76,7 @@ NAMED = {
     "1x1, pixels in the lanes, summed in boxes": "x f32 n2 g1 cx9 cy300 x191 w1 y191 s1 d1 p0",
     "1x1, pixels in the lanes, added": "x f16 n2 g1 cx9 cy300 x191 w1 y191 s1 d1 p0 accumulate out:f32",
     "1x1, weights of all axes": "w f64 n3 g1 cx20 cy40 x5x7x3 w1x1x1 y5x7x3 s1x1x1 d1x1x1 p0x0x0 x@nxc y@nxc",
+    "a row of y that meets nothing": "w f64 n1 g1 cx3 cy33 x1x12 w1x1 y2x12 s2x1 d2x1 p0x0 x@nxc w@xio y@nxc",
     "a long row": "w f32 n1 g1 cx3 cy4 x20000 w3 y20000 s1 d1 p1",
     "a long row, wide steps": "y f16 n1 g1 cx3 cy20 x9001 w7 y3000 s3 d64 p190",
     "depthwise": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 x@nxc y@nxc",

@@ -299,7 +299,7 @@ def _pixels(
     with ExitStack() as stack:
         now = list(pointers)
         for axis in range(4):
-            if plan.box[axis] > 1 or any(ends[axis] != (0, 1) for ends in plan.reach):
+            if plan.box[axis] > 1 or any(ends[axis] != (0, plan.sizes_y[axis]) for ends in plan.reach):
                 i = stack.enter_context(f.loop(0, counts[axis]))
                 now = [f.at(p, f.mul(i, s[axis]), u) for p, s, u in zip(now, steps, units, strict=True)]
         yield now
