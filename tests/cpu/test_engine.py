@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from convgrad.cpu.nests import Declined, Gather, Plan, Reduce
+from convgrad.cpu.nests import Declined, Gather, Plan, Reduce, Slide
 from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
@@ -80,6 +80,14 @@ NAMED = {
     "a long row": "w f32 n1 g1 cx3 cy4 x20000 w3 y20000 s1 d1 p1",
     "a long row, wide steps": "y f16 n1 g1 cx3 cy20 x9001 w7 y3000 s3 d64 p190",
     "depthwise": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise, channels first": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+    "depthwise weights, channels first": "w f32 n2 g70 cx1 cy1 x9x9 w5x5 y9x9 s1x1 d1x1 p2x2",
+    "depthwise, whole vectors": "x f32 n2 g64 cx1 cy1 x13x14 w3x3 y13x14 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise, a phase without taps": "x f32 n2 g17 cx1 cy1 x9x11 w2x1 y3x4 s3x2 d1x1 p0x0 x@nxc y@nxc bias",
+    "depthwise, far padding": "y bf16 n2 g20 cx1 cy1 x3x4 w3x3 y13x14 s1x1 d1x1 p6x6 x@nxc y@nxc bias out:f32",
+    "depthwise in 3D": "y f32 n2 g20 cx1 cy1 x5x6x7 w3x3x3 y3x3x4 s2x2x2 d1x1x1 p1x1x1 x@nxc y@nxc accumulate",
+    "depthwise weights in 3D": "w f32 n2 g20 cx1 cy1 x5x6x7 w2x3x3 y4x6x7 s1x1x1 d1x1x1 p0x1x1 x@nxc y@nxc accumulate",
+    "depthwise in 1D": "w f16 n2 g33 cx1 cy1 x50 w7 y25 s2 d3 p9 x@nxc y@nxc",
     "depthwise weights": "w bf16 n2 g70 cx1 cy1 x9x9 w5x5 y9x9 s1x1 d1x1 p2x2 x@nxc y@nxc out:f32",
     "groups side by side": "y f32 n2 g9 cx2 cy4 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc bias",
     "groups side by side, weights": "w f16 n2 g9 cx2 cy4 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1",
@@ -121,6 +129,10 @@ def _reduce(test: Callable[[Reduce], bool]) -> Callable[[Plan], bool]:
     return lambda plan: isinstance(plan, Reduce) and test(plan)
 
 
+def _slide(test: Callable[[Slide], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, Slide) and test(plan)
+
+
 # What the problems of this file must walk, so that the tests above mean something.
 PATHS: dict[str, Callable[[Plan], bool]] = {
     "gather in place": _gather(lambda g: g.in_place),
@@ -156,6 +168,10 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pixels in the lanes, summed in boxes": _reduce(lambda r: r.direct and max(r.box_counts) > 1),
     "pixels in the lanes, added": _reduce(lambda r: r.operands[0] == "w" and r.accumulate),
     "rows in place whose channels lie apart": _reduce(lambda r: r.in_place and r.row_step > 1),
+    "channels on their own, y": _slide(lambda s: s.wanted == "y"),
+    "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.phi for w in s.walks) > 1),
+    "channels on their own, w": _slide(lambda s: s.wanted == "w" and s.slices > 1),
+    "channels on their own, past the caches": _slide(lambda s: s.stream),
     "reduce in place on x": _reduce(lambda r: r.in_place and r.row_side == "x"),
     "reduce in place on y": _reduce(lambda r: r.in_place and r.row_side == "y"),
     "reduce packed, rows of x": _reduce(lambda r: not r.in_place and r.row_side == "x"),

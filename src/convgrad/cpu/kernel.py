@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
-from . import gather, jit, reduce, threads
-from .nests import Declined, Gather, Plan, Reduce
+from . import gather, jit, reduce, slide, threads
+from .nests import Declined, Gather, Plan, Reduce, Slide
 from .numbers import LINE
 from .plan import make_plan
 from .target import Target
@@ -24,7 +24,7 @@ class Kernel:
 
     __slots__ = ("_address", "_bytes", "_entry", "_idle", "_module", "_threads", "plan")
 
-    def __init__(self, plan: Gather | Reduce, target: Target) -> None:
+    def __init__(self, plan: Gather | Reduce | Slide, target: Target) -> None:
         self.plan = plan
         self._module = jit.load(write(plan), target.triple, target.cpu, target.features)
         self._address = self._module.address("kernel")
@@ -55,8 +55,10 @@ class Kernel:
             self._idle.append(block)
 
 
-def write(plan: Gather | Reduce) -> str:
+def write(plan: Gather | Reduce | Slide) -> str:
     """The IR of a plan."""
+    if isinstance(plan, Slide):
+        return slide.write(plan)
     return gather.write(plan) if isinstance(plan, Gather) else reduce.write(plan)
 
 

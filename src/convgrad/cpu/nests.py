@@ -20,6 +20,13 @@ from math import ceil, prod
 
 from ..spec.problem import Ints
 
+_STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
+
+
+def storage_of(dtype: str) -> str:
+    """The type of an element in memory."""
+    return _STORAGE[dtype]
+
 
 def up(value: int, step: int) -> int:
     """The next multiple."""
@@ -112,6 +119,7 @@ class Walk:
     sigma: int
     out_step: int
     box: int  # positions q that one task covers
+    kernel: int
     low: int  # coordinate of the band's first entry, for q = 0
     stride_in_band: int  # entries between the inputs of neighbouring q
     stretches: tuple[Stretch, ...]
@@ -453,6 +461,78 @@ class Reduce(Nest):
         return _printed(self)
 
 
+@dataclass(frozen=True)
+class Slide(Nest):
+    """The plan for depthwise layers whose channels lie together. See slide.py for the loop nests.
+
+    `walks` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
+    """
+
+    wanted: str
+    dtype: str
+    out_dtype: str
+    sum: str
+    lanes: int
+    rows: int  # of a tile
+    columns: int
+    channels: int
+    walks: tuple[Walk, ...]
+    in_sizes: Ints
+    in_steps: Ints
+    taps: Ints  # offset in w of each kernel element
+    w_step: int  # elements of w between channels
+    band: int  # positions along the third axis that a task covers
+    slices: int  # of a weight gradient: the sum over y is cut into so many parts, added in order
+    bias: int | None
+    accumulate: bool
+    stream: bool
+    half: bool
+    threads: int
+    why: tuple[str, ...] = field(default=())
+
+    @property
+    def storage(self) -> str:
+        """The type of an element of the input."""
+        return storage_of(self.dtype)
+
+    @property
+    def out_storage(self) -> str:
+        """The type of an element of the result."""
+        return storage_of(self.out_dtype)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of the tile in a row."""
+        return self.columns
+
+    @property
+    def pitch(self) -> int:
+        """Elements between the packed weights of two taps."""
+        return up(self.channels, self.lanes)
+
+    @property
+    def counts(self) -> Ints:
+        """Positions along each axis, of the phase that has most."""
+        return tuple(max(s.stop for s in w.stretches) for w in self.walks)
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work that threads take."""
+        if self.wanted == "w":
+            return self.slices
+        return self.counts[0] * self.counts[1] * ceil(self.counts[2] / self.band)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each buffer; threads have none of their own."""
+        if self.wanted == "w":
+            return {"sums": up(self.slices * len(self.taps) * self.pitch, 16)}
+        return {"weights": up(len(self.taps) * self.pitch, 16), "bias": up(self.pitch, 16)}
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
 def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
     """Elements between pixels of a band of the weight gradient."""
     if share:
@@ -470,7 +550,7 @@ class Declined:
         return f"reference: {self.reason}"
 
 
-Plan = Gather | Reduce | Declined
+Plan = Gather | Reduce | Slide | Declined
 
 
 def pitch(channels: int, lanes: int) -> int:
@@ -490,7 +570,7 @@ def _table(ahead: Ahead | None, sum_: str) -> int:
     return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
 
 
-def _printed(plan: Gather | Reduce) -> str:
+def _printed(plan: Gather | Reduce | Slide) -> str:
     """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
     name = type(plan).__name__.lower()
     buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in plan.sizes.items()]

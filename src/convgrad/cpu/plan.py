@@ -20,6 +20,7 @@ from .nests import (
     Phase,
     Plan,
     Reduce,
+    Slide,
     Stretch,
     Walk,
     entry_steps,
@@ -34,6 +35,7 @@ AXES = 4
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
+SLABS = 2 << 20  # bytes of the sums of all slices of a depthwise weight gradient, if four of them fit
 SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
@@ -108,7 +110,9 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    if problem.wanted == "w":
+    if _slides(problem):
+        plan: Plan = _slide(problem, target, team)
+    elif problem.wanted == "w":
         plan = _reduce(problem, target, team)
     elif _pixels_together(problem, target):
         plan = _reduce(_turned(problem), target, team, turned=problem)
@@ -152,6 +156,41 @@ def _turned(p: Problem) -> Problem:
         p, wanted="w", n=1, g=images.x, cx=rows, cy=last.x, x=(terms,), w=one, y=(terms,), stride=one, dilation=one,
         pad=(0,), x_strides=(0, 0, w_row, w_term), w_strides=(out_image, 1, wanted, 0),
         y_strides=(0, image, 1, given),
+    )  # fmt: skip
+
+
+def _slides(p: Problem) -> bool:
+    """Whether each channel is computed on its own, tensors read in place: depthwise, channels together, few taps."""
+    phases = prod(p.stride) if p.wanted == "x" else 1
+    steps = (p.x_strides[1], p.y_strides[1])
+    return p.g > 1 and p.cx == p.cy == 1 and steps == (1, 1) and phases <= 8 and 1 < prod(p.w) <= 50
+
+
+def _slide(p: Problem, target: Target, threads: int) -> Plan:
+    """A plan for a depthwise layer."""
+    shape = simplify(p)
+    forward = p.wanted != "x"
+    sum_dtype = DTYPES[p.dtype].accumulator
+    lanes = target.lanes(sum_dtype.itemsize)
+    one = [1] * AXES
+    walks = _walks(shape.axes, forward, one, (False,) * AXES, True)
+    taps = prod(a.k for a in shape.axes)
+    rows, columns = (2, 4) if target.registers >= 32 else (1, 4)
+    counts = [max(s.stop for s in w.stretches) for w in walks]
+    outer = counts[0] * counts[1]
+    band = max(1, min(counts[2], ceil(outer * counts[2] / (16 * threads))))
+    stream = _streams(p, target) and all(w.out_step % lanes == 0 for w in walks)
+    # Slices must not depend on the number of threads.
+    slab = taps * up(p.g, lanes) * sum_dtype.itemsize
+    slices = max(1, min(outer * ceil(counts[2] / rows) // 2, 32, max(4, SLABS // slab)))
+    return Slide(
+        wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
+        lanes=lanes, rows=rows, columns=columns, channels=p.g, walks=walks,
+        in_sizes=tuple(a.x if forward else a.y for a in shape.axes),
+        in_steps=tuple(a.x_step if forward else a.y_step for a in shape.axes),
+        taps=_tap_offsets(shape.axes), w_step=shape.w_channel[0], band=up(band, rows), slices=slices,
+        bias=p.bias_stride, accumulate=p.accumulate, stream=stream, half=_half(target), threads=threads,
+        why=("each channel on its own, the input read where it lies",),
     )  # fmt: skip
 
 
@@ -443,7 +482,7 @@ def _walks(
                 here = [(k, entry[o]) for k, o in taps if not apart or (met[k][0] <= start and stop <= met[k][1])]
                 stretches.append(Stretch(residue, start, stop, tuple(here)))
         band = (0, sigma) if in_place else (0, 1) if separate else (low, sigma)
-        walks.append(Walk(out, phi, sigma, step, size, *band, tuple(stretches)))
+        walks.append(Walk(out, phi, sigma, step, size, a.k, *band, tuple(stretches)))
     return tuple(walks)
 
 

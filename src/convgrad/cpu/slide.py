@@ -1,0 +1,348 @@
+"""Code for a Slide plan: depthwise layers, each channel on its own, tensors read where they lie.
+
+A tile is a few neighbouring pixels of some rows, of the result, or of y for the weight gradient. The other tensor's
+pixels are loaded once per row and serve all taps. What lies outside is left out: rows by a branch, columns by a mask.
+All vectors of channels of a tile are computed one after another, so that memory is read along lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+from .gather import ARGUMENTS, Layout
+from .ir import Function, Module, Value
+from .nests import Slide, Stretch
+from .numbers import LINE, Numbers, fma, size_of
+
+_PLACE = ("p:in", "p:weights", "p:out", "p:bias", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:from")
+
+
+def write(plan: Slide) -> str:
+    """The IR of a kernel for this plan."""
+    return _write_w(plan) if plan.wanted == "w" else _write_pixels(plan)
+
+
+def _write_pixels(plan: Slide) -> str:
+    """The IR for y or x."""
+    m = Module()
+    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    phases = [combo for combo in product(*(w.stretches for w in plan.walks)) if all(s.start < s.stop for s in combo)]
+    tiles = [
+        (_tile(m, f"tile{i}", plan, given, result, combo, masked=False),
+         _tile(m, f"tile{i}_masked", plan, given, result, combo, masked=True))
+        for i, combo in enumerate(phases)
+    ]  # fmt: skip
+    tap_weights = m.table("tap_weights", plan.taps)
+
+    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+    args, tid, _, team = f.args
+    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
+    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
+    _pack(f, plan, given, pointers, at, team, tap_weights)
+
+    walks = plan.walks
+    counts = [max(s.stop for s in w.stretches) for w in walks]
+    bands = -(-counts[2] // plan.band)
+    with f.items(f.at(team, 128, "i8"), plan.tasks) as task:
+        q0, q1, band = f.split(task, [counts[0], counts[1], bands])
+        low = f.mul(band, plan.band)
+        high = f.min(f.add(low, plan.band), counts[2])
+        for combo, (plain, masked) in zip(phases, tiles, strict=True):
+            inside = f.both(f.test("slt", q0, combo[0].stop), f.test("slt", q1, combo[1].stop))
+            with f.when(inside):
+                stop = f.min(high, combo[2].stop)
+                with f.loop(low, stop, plan.rows) as q2, f.loop(0, combo[3].stop, plan.columns) as q3:
+                    _place(f, plan, combo, (plain, masked), source, target, at, (q0, q1, q2, q3), stop)
+    if plan.stream:
+        f.settle()
+    return str(m)
+
+
+def _pack(
+    f: Function, plan: Slide, n: Numbers, pointers: dict[str, str], at: dict[str, str], team: str, tap_weights: str
+) -> None:
+    """Weights [tap][channel] and the bias in accumulators, channels rounded up to vectors; then all threads meet."""
+    pitch = plan.pitch
+    with f.items(f.at(team, 64, "i8"), len(plan.taps) + 1) as tap:
+        branch = f.either(f.test("slt", tap, len(plan.taps)))
+        offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+        with f.loop(0, pitch) as c:
+            channel = f.min(c, plan.channels - 1)
+            value = n.load_one(f, f.at(pointers["w"], f.add(offset, f.mul(channel, plan.w_step)), n.storage))
+            f.store(value, f.at(at["weights"], f.add(f.mul(tap, pitch), c), plan.sum), plan.sum, size_of(plan.sum))
+        f.otherwise(branch)
+        if plan.bias is not None:
+            with f.loop(0, pitch) as c:
+                channel = f.min(c, plan.channels - 1)
+                value = n.load_one(f, f.at(pointers["bias"], f.mul(channel, plan.bias), n.storage))
+                f.store(value, f.at(at["bias"], c, plan.sum), plan.sum, size_of(plan.sum))
+        f.join(branch)
+    barrier = f.load(team, "ptr", 8)
+    f.do(f"call void {barrier}(ptr {team})")
+
+
+def _place(
+    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function], source: str, target: str,
+    at: dict[str, str], q: Sequence[Value], stop: Value,
+) -> None:  # fmt: skip
+    """Call the tile at some position of the result."""
+    first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
+    read = f.at(source, f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), plan.storage)
+    out = [f.mul(f.add(f.mul(i, w.phi), s.residue), w.out_step) for i, w, s in zip(q, plan.walks, combo, strict=True)]
+    place = f.at(target, f.add(*out), plan.out_storage)
+    rows, columns = f.sub(stop, q[2]), f.sub(combo[3].stop, q[3])
+    _choose(
+        f, plan, combo, tiles, (read, at["weights"], place, at["bias"], *first, rows, columns), first[3], rows, columns
+    )
+
+
+def _tile(
+    m: Module, name: str, plan: Slide, given: Numbers, result: Numbers, combo: tuple[Stretch, ...], *, masked: bool
+) -> Function:
+    """A function that computes one tile for all channels from a given one on: see _PLACE for its arguments.
+
+    (input at the first output's position, weights, place of the first output, bias, that position on each axis, rows
+    and columns that are there, first channel.)
+    """
+    f = m.function(name, list(_PLACE))
+    source, weights, out, bias, *position, rows, columns, first = f.args
+    walks = plan.walks
+    align = min(LINE, plan.lanes * plan.item & -(plan.lanes * plan.item))
+    serve = _rows(plan, combo)
+    width = walks[3].kernel
+    inside = {row: _inside(f, plan, combo, position, row) for row in sorted(serve)}
+    reads = sorted({c * walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+    there = {}
+    if masked:
+        for j in reads:
+            there[j] = f.test("ult", f.add(position[3], j), plan.in_sizes[3])
+    stop = plan.channels if masked else plan.channels // plan.lanes * plan.lanes
+    kind = given.vector
+    with f.loop(first, stop, plan.lanes) as c:
+        lanes = given.mask(f, f.sub(plan.channels, c)) if masked else None
+        masks = {j: f.op(f"select i1 {ok}, <{plan.lanes} x i1> {lanes}, <{plan.lanes} x i1> zeroinitializer")
+                 for j, ok in there.items()}  # fmt: skip
+        start = "zeroinitializer"
+        if plan.bias is not None:
+            start = f.load(f.at(bias, c, plan.sum), kind, align)
+        sums = [[f.variable(kind, start) for _ in range(plan.columns)] for _ in range(plan.rows)]
+        for row, served in sorted(serve.items()):
+            offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
+            with f.when(inside[row]):
+                line = f.at(source, f.add(offset, c), plan.storage)
+                values = {j: given.load(f, f.at(line, j * plan.in_steps[3], plan.storage), masks.get(j)) for j in reads}
+                for r, kernel_row in served:
+                    for k3, o3 in combo[3].taps:
+                        tap = (kernel_row * width + k3) * plan.pitch
+                        weight = f.load(f.at(weights, f.add(c, tap), plan.sum), kind, align)
+                        for col in range(plan.columns):
+                            sum_ = sums[r][col]
+                            value = values[col * walks[3].sigma + o3]
+                            f.set(sum_, kind, fma(f, value, weight, f.get(sum_, kind), plan.lanes, plan.sum))
+        _store(f, plan, result, sums, f.at(out, c, plan.out_storage), rows, columns, lanes)
+    return f
+
+
+def _rows(plan: Slide, combo: tuple[Stretch, ...]) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+    """Rows of input, as offsets on the first three axes, with the rows of tile and kernel that each serves."""
+    serve: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    _, n1, n2, _ = (w.kernel for w in plan.walks)
+    for (k0, o0), (k1, o1), (k2, o2) in product(*(s.taps for s in combo[:3])):
+        for r in range(plan.rows):
+            serve.setdefault((o0, o1, r * plan.walks[2].sigma + o2), []).append((r, (k0 * n1 + k1) * n2 + k2))
+    return serve
+
+
+def _inside(
+    f: Function, plan: Slide, combo: tuple[Stretch, ...], position: Sequence[Value], row: tuple[int, int, int]
+) -> str:
+    """Whether an input row lies in the tensor."""
+    ok = "true"
+    for axis, offset in enumerate(row):
+        last = (combo[axis].stop - 1) * plan.walks[axis].sigma
+        if offset >= 0 and last + offset < plan.in_sizes[axis]:
+            continue
+        here = f.test("ult", f.add(position[axis], offset), plan.in_sizes[axis])
+        ok = here if ok == "true" else f.both(ok, here)
+    return ok
+
+
+def _store(
+    f: Function, plan: Slide, n: Numbers, sums: list[list[str]], out: str, rows: Value, columns: Value, mask: str | None
+) -> None:
+    """Round and write a tile; with a mask, only the rows and columns that are there."""
+    steps = [w.out_step * w.phi for w in plan.walks]
+    kind = n.vector
+
+    def put(r: int, c: int, stream: bool) -> None:
+        place = f.at(out, r * steps[2] + c * steps[3], n.storage)
+        value = f.get(sums[r][c], kind)
+        if plan.accumulate:
+            value = f.op(f"fadd {kind} {value}, {n.load(f, place, mask)}")
+        n.store(f, value, place, mask, stream=stream)
+
+    each = prod((plan.rows, plan.columns))
+    places = [divmod(i, plan.columns) for i in range(each)]
+    if mask is not None:
+        for r, c in places:
+            with f.when(f.both(f.test("slt", r, rows), f.test("slt", c, columns))):
+                put(r, c, stream=False)
+        return
+    if plan.stream:
+        # Pixels lie whole vectors apart.
+        branch = f.either(f.aligned(out, n.bytes))
+        for r, c in places:
+            put(r, c, stream=True)
+        f.otherwise(branch)
+    for r, c in places:
+        put(r, c, stream=False)
+    if plan.stream:
+        f.join(branch)
+
+
+# The weight gradient.
+
+_SUMS = ("p:x", "p:y", "p:sums", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:from")
+
+
+def _write_w(plan: Slide) -> str:
+    """The IR for w."""
+    m = Module()
+    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    combo = tuple(w.stretches[0] for w in plan.walks)
+    plain = _sum_tile(m, "tile", plan, given, combo, masked=False)
+    masked = _sum_tile(m, "tile_masked", plan, given, combo, masked=True)
+    tap_weights = m.table("tap_weights", plan.taps)
+
+    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+    args, tid, _, team = f.args
+    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    sums = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at["sums"]
+    slab = len(plan.taps) * plan.pitch
+    counts = plan.counts
+    rows = -(-counts[2] // plan.rows)
+    total = counts[0] * counts[1] * rows
+    each = -(-total // plan.slices)
+    with f.items(f.at(team, 64, "i8"), plan.slices) as part:
+        mine = f.at(sums, f.mul(part, slab), plan.sum)
+        with f.loop(0, slab, plan.lanes) as i:
+            f.store("zeroinitializer", f.at(mine, i, plan.sum), given.vector, size_of(plan.sum))
+        first = f.mul(part, each)
+        with f.loop(first, f.min(f.add(first, each), total)) as index, f.loop(0, counts[3], plan.columns) as q3:
+            q0, q1, tile_row = f.split(index, [counts[0], counts[1], rows])
+            _add(f, plan, combo, (plain, masked), pointers, mine, (q0, q1, f.mul(tile_row, plan.rows), q3))
+    barrier = f.load(team, "ptr", 8)
+    f.do(f"call void {barrier}(ptr {team})")
+    with f.items(f.at(team, 128, "i8"), len(plan.taps)) as tap:
+        offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+        row = f.at(sums, f.mul(tap, plan.pitch), plan.sum)
+        with f.loop(0, plan.pitch, plan.lanes) as c:
+            sum_ = f.load(f.at(row, c, plan.sum), given.vector, size_of(plan.sum))
+            for part_ in range(1, plan.slices):
+                more = f.load(f.at(row, f.add(c, part_ * slab), plan.sum), given.vector, size_of(plan.sum))
+                sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
+            f.store(sum_, f.at(row, c, plan.sum), given.vector, size_of(plan.sum))
+        with f.loop(0, plan.channels) as c:
+            value = f.load(f.at(row, c, plan.sum), plan.sum, size_of(plan.sum))
+            place = f.at(pointers["w"], f.add(offset, f.mul(c, plan.w_step)), result.storage)
+            if plan.accumulate:
+                value = f.op(f"fadd {plan.sum} {value}, {result.load_one(f, place)}")
+            result.store_one(f, value, place)
+    return str(m)
+
+
+def _add(
+    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function], pointers: dict[str, str],
+    sums: str, q: Sequence[Value],
+) -> None:  # fmt: skip
+    """Call the tile of a weight gradient at some position of y."""
+    first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
+    x = f.at(pointers["x"], f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), plan.storage)
+    y = f.at(pointers["y"], f.add(*(f.mul(i, w.out_step) for i, w in zip(q, plan.walks, strict=True))), plan.storage)
+    rows, columns = f.sub(plan.counts[2], q[2]), f.sub(plan.counts[3], q[3])
+    _choose(f, plan, combo, tiles, (x, y, sums, *first, rows, columns), first[3], rows, columns)
+
+
+def _choose(
+    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
+    arguments: tuple[Value, ...], column: Value, rows: Value, columns: Value,
+) -> None:  # fmt: skip
+    """Call the tile without masks if all its pixels are there, but for channels that fill no vector."""
+    plain, masked = tiles
+    whole = plan.channels // plan.lanes * plan.lanes
+    if not whole:
+        f.call(masked, *arguments, 0)
+        return
+    reach = [o for _, o in combo[3].taps] or [0]
+    low, high = min(reach), max(reach) + (plan.columns - 1) * plan.walks[3].sigma
+    fits = f.both(f.test("sge", f.add(column, low), 0), f.test("slt", f.add(column, high), plan.in_sizes[3]))
+    fits = f.both(fits, f.both(f.test("sge", rows, plan.rows), f.test("sge", columns, plan.columns)))
+    branch = f.either(fits)
+    f.call(plain, *arguments, 0)
+    if whole < plan.channels:
+        f.call(masked, *arguments, whole)
+    f.otherwise(branch)
+    f.call(masked, *arguments, 0)
+    f.join(branch)
+
+
+def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretch, ...], *, masked: bool) -> Function:
+    """A function that adds the products of one tile of y to the sums, for all channels from a given one on."""
+    f = m.function(name, list(_SUMS))
+    x, y, sums, *position, rows, columns, first = f.args
+    walks = plan.walks
+    align = min(LINE, plan.lanes * plan.item & -(plan.lanes * plan.item))
+    serve = _rows(plan, combo)
+    order = sorted(serve)
+    inside = {row: _inside(f, plan, combo, position, row) for row in order}
+    uses: dict[int, list[int]] = {}  # when each row of the kernel is used, among the rows of x
+    for i, row in enumerate(order):
+        for _, kernel_row in serve[row]:
+            uses.setdefault(kernel_row, []).append(i)
+    reads = sorted({c * walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+    there, given = {}, {}
+    if masked:
+        there = {j: f.test("ult", f.add(position[3], j), plan.in_sizes[3]) for j in reads}
+        for r, col in product(range(plan.rows), range(plan.columns)):
+            given[r, col] = f.both(f.test("slt", r, rows), f.test("slt", col, columns))
+    kind, bits = n.vector, f"<{plan.lanes} x i1>"
+    stop = plan.channels if masked else plan.channels // plan.lanes * plan.lanes
+    with f.loop(first, stop, plan.lanes) as c:
+        lanes = n.mask(f, f.sub(plan.channels, c)) if masked else None
+
+        def mask(ok: str | None, lanes: str | None = lanes) -> str | None:
+            return None if ok is None else f.op(f"select i1 {ok}, {bits} {lanes}, {bits} zeroinitializer")
+
+        ys = {}
+        for r, col in product(range(plan.rows), range(plan.columns)):
+            at = f.add(r * walks[2].out_step + col * walks[3].out_step, c)
+            ys[r, col] = n.load(f, f.at(y, at, plan.storage), mask(given.get((r, col))))
+        masks = {j: mask(ok) for j, ok in there.items()}
+        totals: dict[int, list[str]] = {}
+        for i, row in enumerate(order):
+            for kernel_row, when in uses.items():
+                if when[0] == i:
+                    places = [f.at(sums, f.add((kernel_row * walks[3].kernel + k) * plan.pitch, c), plan.sum)
+                              for k in range(walks[3].kernel)]  # fmt: skip
+                    totals[kernel_row] = [f.variable(kind, f.load(place, kind, align)) for place in places]
+            offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
+            with f.when(inside[row]):
+                line = f.at(x, f.add(offset, c), plan.storage)
+                values = {j: n.load(f, f.at(line, j * plan.in_steps[3], plan.storage), masks.get(j)) for j in reads}
+                for r, kernel_row in serve[row]:
+                    for k3, o3 in combo[3].taps:
+                        total = totals[kernel_row][k3]
+                        for col in range(plan.columns):
+                            value = values[col * walks[3].sigma + o3]
+                            f.set(total, kind, fma(f, value, ys[r, col], f.get(total, kind), plan.lanes, plan.sum))
+            for kernel_row, when in uses.items():
+                if when[-1] == i:
+                    for k, done in enumerate(totals[kernel_row]):
+                        place = f.at(sums, f.add((kernel_row * walks[3].kernel + k) * plan.pitch, c), plan.sum)
+                        f.store(f.get(done, kind), place, kind, align)
+    return f
