@@ -35,7 +35,7 @@ def write(plan: Gather) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
     moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
     clear = zero(m, moved_as)
     meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])

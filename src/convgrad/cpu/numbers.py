@@ -24,14 +24,16 @@ def size_of(type_: str) -> int:
 class Numbers:
     """Vectors of so many lanes of an accumulator type ("float" or "double"), for one dtype of a tensor.
 
-    `half` says that the machine converts f16 by itself; otherwise it is done with integers. With `sum` "i16" the
-    elements of a bf16 tensor are moved as they are.
+    `half` says that the machine converts f16 by itself; otherwise it is done with integers. `dots` says that it rounds
+    to bf16 by itself, subnormal numbers to zero, as its dot products leave them. With `sum` "i16" the elements of a bf16
+    tensor are moved as they are.
     """
 
     dtype: str
     lanes: int
     sum: str
     half: bool
+    dots: bool = False
 
     @property
     def storage(self) -> str:
@@ -135,6 +137,10 @@ class Numbers:
         if self.dtype == "f16" and self.half:
             halves = f.op(f"fptrunc {floats} {value} to {vector(lanes, 'half')}")
             return f.op(f"bitcast {vector(lanes, 'half')} {halves} to {shorts}")
+        if self.dtype == "bf16" and self.dots and lanes == 16:
+            name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(lanes, "bfloat")
+            f.module.declarations.add(f"declare {rounded} @{name}({floats})")
+            return f.op(f"bitcast {rounded} {f.op(f'call {rounded} @{name}({floats} {value})')} to {shorts}")
         raw = f.op(f"bitcast {floats} {value} to {words}")
         if self.dtype == "bf16":
             # Half of the last place kept, less one, plus that place itself: ties go to even.

@@ -27,7 +27,7 @@ def write(plan: Reduce) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
     moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
     clear = zero(m, given)
     clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
