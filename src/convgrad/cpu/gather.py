@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import product
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
@@ -52,8 +53,8 @@ def write(plan: Gather) -> str:
     work = _tile(m, "tile", plan, result, plan.vectors)
     tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
     region = [w.box * w.phi for w in plan.walks]
-    finish = None
-    if plan.staged:
+    finish = _unfold(m, plan, result) if plan.fold else None
+    if plan.staged and plan.fold is None:
         steps = [w.out_step for w in plan.walks]
         finish = unpack(
             m, "unpack", result, steps, region, plan.out_channel[1], plan.block, plan.accumulate, plan.stream
@@ -120,7 +121,7 @@ def write(plan: Gather) -> str:
                 channel_out = f.add(
                     f.mul(group, plan.out_channel[0]), f.mul(first_block, plan.block * plan.out_channel[1])
                 )
-                if not plan.stream:
+                if len(plan.ahead.regions) > 1:
                     bases.append(f.at(target, f.add(channel_out, *corner_out), result.storage))
             with f.loop(first_block, last_block) as block:
                 panel_index = f.add(f.mul(group, plan.blocks), block)
@@ -164,8 +165,11 @@ def write(plan: Gather) -> str:
                             f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi)
                             for s, w in zip(start, walks, strict=True)
                         ]
-                        to = f.at(target, f.add(out_channel, *origin_out), result.storage)
-                        f.call(finish, stage, to, *left, lanes)
+                        if plan.fold is not None:
+                            f.call(finish, stage, target, *start, *left)
+                        else:
+                            to = f.at(target, f.add(out_channel, *origin_out), result.storage)
+                            f.call(finish, stage, to, *left, lanes)
     if plan.stream:
         f.settle()
     return str(m)
@@ -377,7 +381,8 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     first = f.mul(block, plan.block)
     width = _width(f, plan, block)
     last = f.sub(f.sub(plan.cout, 1), first)
-    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None
+    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None and plan.fold is None
+    folded = "" if plan.fold is None else m.table("folded", plan.fold.table)
     turn = _turn_weights(m, plan, n, taps=False) if square and in_step == 1 and plan.cin > 1 else None
     rows = square and out_step == 1 and plan.cout > 1
     taps = None
@@ -405,7 +410,8 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
                 row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), width), plan.sum)
                 inner = f.add(channel, f.mul(c, plan.width))
                 at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
-                _scatter_weights(f, plan, n, at, row, first, last, width)
+                own = "" if plan.fold is None else f.at(folded, f.mul(tap, plan.cout), "i64")
+                _scatter_weights(f, plan, n, at, row, first, last, width, own)
             return f
         with f.loop(0, len(plan.taps)) as tap:
             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
@@ -428,7 +434,15 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
 
 
 def _scatter_weights(
-    f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value, width: Value
+    f: Function,
+    plan: Gather,
+    n: Numbers,
+    source: str,
+    row: str,
+    first: Value,
+    last: Value,
+    width: Value,
+    folded: str,
 ) -> None:
     """One step of a panel from weights that lie anyhow, an element at a time."""
     group_step, out_step, in_step = plan.w_strides
@@ -439,8 +453,15 @@ def _scatter_weights(
         if plan.share is not None:
             group, own = f.split(channel, [0, plan.share[1]])
             at = f.add(f.mul(group, group_step), f.mul(own, out_step))
+        there = ""
+        if folded:
+            offset = f.load(f.at(folded, channel, "i64"), "i64", 8)
+            there, at = f.test("sge", offset, 0), f.max(offset, 0)
         for j in range(plan.width):
             value = n.load_one(f, f.at(source, f.add(at, j * in_step), n.storage))
+            if there:
+                nothing = "0" if n.sum == "i16" else "0.0"
+                value = f.op(f"select i1 {there}, {n.sum} {value}, {n.sum} {nothing}")
             place = f.at(row, f.add(f.mul(lane, plan.width), j), n.sum)
             f.store(value, place, n.sum, size_of(n.sum))
 
@@ -490,6 +511,42 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
     return f
 
 
+def _unfold(m: Module, plan: Gather, n: Numbers) -> Function:
+    """A function that writes folded results: (stage, tensor, start and count of each axis)."""
+    fold = plan.fold
+    if fold is None:
+        raise ValueError("this plan does not fold")
+    names = [f"i:{kind}{axis}" for kind in "sn" for axis in range(4)]
+    f = m.function("unfold", ["p:from", "p:to", *names])
+    stage, to, *numbers = f.args
+    extents = [w.box for w in plan.walks]
+    with ExitStack() as stack:
+        entry: Value = 0
+        first: list[Value] = []
+        for axis in range(4):
+            e = stack.enter_context(f.loop(0, numbers[4 + axis]))
+            entry = f.add(f.mul(entry, extents[axis]), e)
+            first.append(f.mul(f.add(numbers[axis], e), fold.factors[axis]))
+        source = f.at(stage, f.mul(entry, plan.block), plan.sum)
+        base = f.at(to, f.add(*(f.mul(i, s) for i, s in zip(first, fold.steps, strict=True))), n.storage)
+        for i, places in enumerate(product(*map(range, fold.factors))):
+            inside = "true"
+            for axis, place in enumerate(places):
+                if place and fold.sizes[axis] % fold.factors[axis]:
+                    ok = f.test("slt", f.add(first[axis], place), fold.sizes[axis])
+                    inside = ok if inside == "true" else f.both(inside, ok)
+            offset = sum(place * step for place, step in zip(places, fold.steps, strict=True))
+            with f.when(inside):
+                for c in range(fold.channels):
+                    lane = f.at(source, i * fold.channels + c, plan.sum)
+                    place_at = f.at(base, offset + c * fold.channel_step, n.storage)
+                    value = f.load(lane, plan.sum, size_of(plan.sum))
+                    if plan.accumulate:
+                        value = f.op(f"fadd {plan.sum} {value}, {n.load_one(f, place_at)}")
+                    n.store_one(f, value, place_at)
+    return f
+
+
 def _pack_bias(
     f: Function, plan: Gather, n: Numbers, bias: str, to: str, unit: Value, group: Value, block: Value
 ) -> None:
@@ -502,6 +559,8 @@ def _pack_bias(
         value = "0.0"
         if plan.bias is not None:
             channel = f.min(f.add(first, lane), plan.cout - 1)
+            if plan.fold is not None:
+                channel = f.rem(channel, plan.fold.channels)
             at = f.mul(f.add(f.mul(group, plan.cout), channel), plan.bias)
             value = n.load_one(f, f.at(bias, at, n.storage))
         f.store(value, f.at(target, lane, plan.sum), plan.sum, size_of(plan.sum))

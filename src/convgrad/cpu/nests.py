@@ -159,6 +159,21 @@ class Nest:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """Neighbouring results side by side in the lanes, where few channels are wanted.
+
+    A lane is a place (how far along each axis) and a channel. `sizes` and `steps` are of the result.
+    """
+
+    factors: Ints  # results along each axis
+    sizes: Ints
+    steps: Ints
+    channels: int
+    channel_step: int
+    table: Ints  # of each tap and lane: where its weight lies in w, or -1 if the lane does not have that tap
+
+
+@dataclass(frozen=True)
 class Gather(Nest):
     """The plan for y or x. See the module's text for the loop nest."""
 
@@ -189,6 +204,7 @@ class Gather(Nest):
     block_groups: int  # tasks that share one box, each with a part of the channels
     ahead: Ahead | None  # the input of the next box, and where this one's results go
     stream: bool  # results are written past the caches
+    fold: Fold | None
     bias: int | None
     accumulate: bool
     half: bool

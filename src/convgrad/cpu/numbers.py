@@ -25,8 +25,8 @@ class Numbers:
     """Vectors of so many lanes of an accumulator type ("float" or "double"), for one dtype of a tensor.
 
     `half` says that the machine converts f16 by itself; otherwise it is done with integers. `dots` says that it rounds
-    to bf16 by itself, subnormal numbers to zero, as its dot products leave them. With `sum` "i16" the elements of a bf16
-    tensor are moved as they are.
+    to bf16 by itself, subnormal numbers to zero, as its dot products leave them. With `sum` "i16" the elements of a
+    bf16 tensor are moved as they are.
     """
 
     dtype: str

@@ -15,6 +15,7 @@ from ..spec.problem import Ints, Problem
 from .nests import (
     Ahead,
     Declined,
+    Fold,
     Gather,
     Packed,
     Phase,
@@ -37,6 +38,7 @@ TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 SLABS = 2 << 20  # bytes of the sums of all slices of a depthwise weight gradient, if four of them fit
 SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
+FOLD = 1.3  # results are folded if that saves so much
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -250,6 +252,14 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append(f"{lanes // cout} groups side by side in a vector")
     else:
         in_total, out_total = cin, cout
+    fold = None
+    if p.g == 1 and 2 * cout <= lanes:
+        folded = _folded(shape, forward, cout, w_strides[1], out_channel[1], lanes)
+        if folded is not None:
+            # From here on a gather like any other, of fewer pixels with more channels.
+            shape, fold = folded
+            forward, cout, out_total = True, prod(fold.factors) * cout, prod(fold.factors) * cout
+            why.append(f"{prod(fold.factors)} neighbouring results side by side in a vector")
     rows, vectors = tile(target, lanes, out_total)
     block = lanes * vectors
 
@@ -276,8 +286,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     in_place = not share and in_dense and exact and all(map(_inside(forward), shape.axes))
     if in_place:
         why.append("the input is read in place: no padding, channels innermost, no conversion")
-    staged = (out_channel[1] != 1 and out_total > 1) or chunk < cin
-    if staged:
+    staged = (out_channel[1] != 1 and out_total > 1) or chunk < cin or fold is not None
+    if staged and fold is None:
         why.append("results go through a stage: " + ("channels are not innermost" if chunk == cin else "sums in parts"))
     if share:
         # Channels of one group after another make one run of channels.
@@ -311,7 +321,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     wanted = 8 * threads if parts > 1 else 2 * threads
     block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
     block_groups = ceil(blocks / ceil(blocks / block_groups))
-    stream = _streams(p, target)
+    stream = _streams(p, target) and fold is None
     if stream:
         why.append("results go past the caches, which they exceed")
     ahead = None
@@ -324,7 +334,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
             for w, q, o in zip(walks, packs, offsets, strict=True)
         ]
         regions = [_lines(spans, [q.stride for q in packs], in_total if share else chunk, in_channel[1], size)]
-        if not stream:
+        if not stream and fold is None:
             sizes, steps = [w.box * w.phi for w in walks], [w.out_step for w in walks]
             channels = min(out_total, ceil(blocks / block_groups) * block)
             regions.append(_lines(sizes, steps, channels, out_channel[1], DTYPES[p.out_dtype].size))
@@ -337,10 +347,67 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         staged=staged,
         pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, ahead=ahead,
-        stream=stream,
+        stream=stream, fold=fold,
         bias=p.bias_stride,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
+    """Where each tap of an axis reads, for the result at that place: {how far from the input's position: tap}."""
+    if forward:
+        return {place * a.stride + k * a.dilation - a.pad: k for k in range(a.k)}
+    met = {k: place + a.pad - k * a.dilation for k in range(a.k)}
+    return {at // a.stride: k for k, at in met.items() if at % a.stride == 0}
+
+
+def _folded(
+    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, lanes: int
+) -> tuple[Shape, Fold] | None:
+    """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
+
+    Results at q*factor + place, for all places, read the union of their inputs, around q*factor*stride (forward) or
+    q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input.
+    """
+    units = [1 if forward else a.stride for a in shape.axes]
+    if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
+        return None
+    room = lanes // channels
+    choices = [range(u, room + 1, u) if a.k > 1 else (1,) for a, u in zip(shape.axes, units, strict=True)]
+
+    def reads(a: Axis, factor: int) -> list[int]:
+        return sorted({at for place in range(factor) for at in _reached(a, forward, place)})
+
+    spans = [{c: reads(a, c) for c in choice} for a, choice in zip(shape.axes, choices, strict=True)]
+
+    def steps(factors: Ints) -> float:
+        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) / prod(factors)
+
+    fitting = [f for f in product(*choices) if prod(f) <= room]
+    factors = min(fitting, key=steps, default=None)
+    plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True))
+    if factors is None or plain < FOLD * steps(factors):
+        return None
+    chosen = [span[c] for span, c in zip(spans, factors, strict=True)]
+    axes = []
+    for a, factor, at in zip(shape.axes, factors, chosen, strict=True):
+        gaps = {high - low for low, high in pairwise(at)} or {1}
+        if len(gaps) > 1:
+            return None
+        sizes = (a.x, ceil(a.y / factor)) if forward else (a.y, ceil(a.x / factor))
+        stride = factor * a.stride if forward else factor // a.stride
+        in_step, out_step = (a.x_step, a.y_step) if forward else (a.y_step, a.x_step)
+        axes.append(Axis(*sizes, len(at), stride, gaps.pop(), -at[0], in_step, 0, out_step * factor))
+    table = []
+    for where in product(*chosen):
+        for places in product(*map(range, factors)):
+            taps = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
+            here = None if None in taps else sum(k * a.w_step for k, a in zip(taps, shape.axes, strict=True) if k)
+            table += [-1 if here is None else here + c * w_step for c in range(channels)]
+    sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
+    steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
+    fold = Fold(factors, sizes_out, steps_out, channels, channel_step, tuple(table))
+    return replace(shape, axes=tuple(axes)), fold
 
 
 def _streams(p: Problem, target: Target) -> bool:
