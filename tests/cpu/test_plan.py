@@ -173,6 +173,8 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
         plan = make_plan(p, TARGETS[target], 2)
         if isinstance(plan, Declined):
             continue
+        if isinstance(plan, Gather) and plan.fold is not None:
+            continue  # see the next test
         if isinstance(plan, Reduce):  # pixels in the lanes: one tap, no padding
             assert plan.reach == (tuple((0, n) for n in plan.sizes_y),)
             continue
@@ -197,6 +199,28 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
             continue
         assert len(plan.phases) == prod(len(walk.stretches) for walk in plan.walks)
         assert sum(phase.count for phase in plan.phases) == len(plan.meetings)
+
+
+def test_folded_results_have_their_own_weights() -> None:
+    """Each result that shares a vector with others has every tap once, and no other weight."""
+    found = 0
+    for p in (p for p in DRAWN if p.wanted != "w"):
+        plan = make_plan(p, TARGETS["native"], 2)
+        if isinstance(plan, Gather) and plan.fold is not None:
+            found += 1
+            lanes = len(plan.fold.table) // len(plan.taps)
+            assert lanes == plan.cout == prod(plan.fold.factors) * plan.fold.channels <= plan.block
+            met_all: dict[int, list[int]] = {}
+            for i, at in enumerate(plan.fold.table):
+                if at:
+                    met_all.setdefault(i % lanes, []).append(at >> 1)
+            if all(p.w_strides[3:]):
+                assert all(len(taps) == len(set(taps)) for taps in met_all.values()), p
+            # Lanes of one residue of the stride meet the same taps, and all residues together meet each tap equally.
+            total = sum(len(taps) for taps in met_all.values())
+            unit = prod(1 if p.wanted == "y" else a.stride for a in simplify(p).axes)
+            assert total == prod(p.w) * lanes // unit
+    assert found > 5
 
 
 def test_every_product_of_a_weight_gradient_once() -> None:

@@ -45,7 +45,7 @@ def write(plan: Gather) -> str:
     pack_weights = _pack_weights(m, plan, given, tap_weights)
     pack_box = None
     if not plan.in_place:
-        known = plan.chunk if plan.cin % plan.chunk == 0 else None
+        known = plan.chunk if plan.given % plan.chunk == 0 else None
         if plan.share is not None:
             known = plan.cout // plan.share[1] * plan.share[0]
         pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
@@ -98,7 +98,11 @@ def write(plan: Gather) -> str:
             if pack_box is not None:
                 band = at[".band"]
                 corner = [f.add(f.mul(s, w.sigma), w.low) for s, w in zip(start, walks, strict=True)]
-                total = count if plan.share is None else plan.share[0] * (plan.cout // plan.share[1])
+                total = (
+                    f.min(f.sub(plan.given, channel), plan.chunk)
+                    if plan.share is None
+                    else plan.share[0] * (plan.cout // plan.share[1])
+                )
                 f.call(pack_box, f.at(source, origin, given.storage), band, *corner, total)
             else:
                 shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in zip(start, walks, plan.packs, strict=True)]
@@ -382,6 +386,7 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     width = _width(f, plan, block)
     last = f.sub(f.sub(plan.cout, 1), first)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None and plan.fold is None
+    square = square and plan.given == plan.cin
     folded = "" if plan.fold is None else m.table("folded", plan.fold.table)
     turn = _turn_weights(m, plan, n, taps=False) if square and in_step == 1 and plan.cin > 1 else None
     rows = square and out_step == 1 and plan.cout > 1
@@ -411,7 +416,7 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
                 inner = f.add(channel, f.mul(c, plan.width))
                 at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
                 own = "" if plan.fold is None else f.at(folded, f.mul(tap, plan.cout), "i64")
-                _scatter_weights(f, plan, n, at, row, first, last, width, own)
+                _scatter_weights(f, plan, n, at, row, first, last, width, inner, own)
             return f
         with f.loop(0, len(plan.taps)) as tap:
             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
@@ -434,19 +439,13 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
 
 
 def _scatter_weights(
-    f: Function,
-    plan: Gather,
-    n: Numbers,
-    source: str,
-    row: str,
-    first: Value,
-    last: Value,
-    width: Value,
+    f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value, width: Value, inner: Value,
     folded: str,
-) -> None:
-    """One step of a panel from weights that lie anyhow, an element at a time."""
+) -> None:  # fmt: skip
+    """One step of a panel from weights that lie anyhow, an element at a time; `inner` is its first channel in."""
     group_step, out_step, in_step = plan.w_strides
     n = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    nothing = "0" if n.sum == "i16" else "0.0"
     with f.loop(0, width) as lane:
         channel = f.add(first, f.min(lane, last))
         at: Value = f.mul(channel, out_step)
@@ -455,13 +454,19 @@ def _scatter_weights(
             at = f.add(f.mul(group, group_step), f.mul(own, out_step))
         there = ""
         if folded:
-            offset = f.load(f.at(folded, channel, "i64"), "i64", 8)
-            there, at = f.test("sge", offset, 0), f.max(offset, 0)
+            coded = f.load(f.at(folded, channel, "i64"), "i64", 8)
+            there, at = f.test("ne", coded, 0), f.op(f"ashr i64 {coded}, 1")
         for j in range(plan.width):
-            value = n.load_one(f, f.at(source, f.add(at, j * in_step), n.storage))
-            if there:
-                nothing = "0" if n.sum == "i16" else "0.0"
-                value = f.op(f"select i1 {there}, {n.sum} {value}, {n.sum} {nothing}")
+            step: Value = j * in_step
+            ok = there
+            if j and plan.given < plan.cin:
+                # The last channel of an odd number is paired with nothing.
+                more = f.test("slt", f.add(inner, j), plan.given)
+                step = f.choose(more, step, 0)
+                ok = f.both(ok, more) if ok else more
+            value = n.load_one(f, f.at(source, f.add(at, step), n.storage))
+            if ok:
+                value = f.op(f"select i1 {ok}, {n.sum} {value}, {n.sum} {nothing}")
             place = f.at(row, f.add(f.mul(lane, plan.width), j), n.sum)
             f.store(value, place, n.sum, size_of(n.sum))
 

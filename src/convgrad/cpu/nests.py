@@ -170,7 +170,7 @@ class Fold:
     steps: Ints
     channels: int
     channel_step: int
-    table: Ints  # of each tap and lane: where its weight lies in w, or -1 if the lane does not have that tap
+    table: Ints  # of each tap and lane: 0 if the lane does not have that tap; else 2*n + 1 if its weight is n-th in w
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ class Gather(Nest):
     rows: int
     vectors: int
     groups: int  # computed one after another
-    cin: int  # channels to sum over, in a group
+    cin: int  # channels to sum over, in a group; an even number in pairs
+    given: int  # those that there are
     cout: int  # channels wanted, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
     pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction

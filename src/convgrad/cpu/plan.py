@@ -205,11 +205,16 @@ def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     if target.tile:
         return target.tile
     needed = ceil(channels / lanes)
-    most = 4 if target.registers >= 32 else 2
+    most = _most_vectors(target)
     cost = {0: 0.0, 1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}  # of a step with so many
     vectors = min(range(1, min(most, needed) + 1), key=lambda v: (needed // v * cost[v] + cost[needed % v], -v))
     by_vectors = {4: 6, 3: 8, 2: 8, 1: 8} if target.registers >= 32 else {2: 6, 1: 8}
     return by_vectors[vectors], vectors
+
+
+def _most_vectors(target: Target) -> int:
+    """Vectors that a tile may have in a row."""
+    return 4 if target.registers >= 32 else 2
 
 
 def shorter(target: Target, rows: int, height: int) -> float:
@@ -254,7 +259,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         in_total, out_total = cin, cout
     fold = None
     if p.g == 1 and 2 * cout <= lanes:
-        folded = _folded(shape, forward, cout, w_strides[1], out_channel[1], lanes)
+        most = target.tile[1] if target.tile else _most_vectors(target)
+        folded = _folded(shape, forward, cout, w_strides[1], out_channel[1], lanes, most)
         if folded is not None:
             # From here on a gather like any other, of fewer pixels with more channels.
             shape, fold = folded
@@ -278,10 +284,16 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
                 most, chunk = 4096, cin  # those of the smallest box are too many
     band_pitch = pitch(in_total if share else chunk, lanes)
 
-    pairs = p.dtype == "bf16" and _dots(target) and not share and cin % 2 == 0 and chunk % 2 == 0
+    # The channel beside the last of an odd number must hold a number in the band, which it does if vectors are copied.
+    last_axis = shape.axes[-1]
+    last_step = last_axis.x_step if forward else last_axis.y_step
+    vectors_copied = in_channel[1] == 1 or (last_step == 1 and last_axis.stride <= 4)
+    evenly = cin % 2 == chunk % 2 == 0 or (2 < cin == chunk <= 256 and vectors_copied)
+    pairs = p.dtype == "bf16" and _dots(target) and not share and evenly
     if pairs:
         why.append("products of bf16 two at a time (avx512_bf16)")
-    in_dense = in_channel[1] == 1 or (in_total == 1 and not pairs)
+    odd = pairs and cin % 2 == 1  # then the last channel is paired with a weight of zero
+    in_dense = (in_channel[1] == 1 or (in_total == 1 and not pairs)) and not odd
     exact = pairs or DTYPES[p.dtype].numpy == sum_dtype
     in_place = not share and in_dense and exact and all(map(_inside(forward), shape.axes))
     if in_place:
@@ -342,8 +354,9 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
-        lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=in_total if not share else share[0], cout=out_total,
-        share=share, pairs=pairs, chunk=chunk if not share else share[0], walks=walks, packs=packs, in_place=in_place,
+        lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=share[0] if share else cin + odd,
+        given=share[0] if share else cin, cout=out_total,
+        share=share, pairs=pairs, chunk=share[0] if share else chunk + odd, walks=walks, packs=packs, in_place=in_place,
         staged=staged,
         pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, ahead=ahead,
@@ -362,7 +375,7 @@ def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
 
 
 def _folded(
-    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, lanes: int
+    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, lanes: int, most: int
 ) -> tuple[Shape, Fold] | None:
     """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
 
@@ -372,7 +385,7 @@ def _folded(
     units = [1 if forward else a.stride for a in shape.axes]
     if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
         return None
-    room = lanes // channels
+    room = most * lanes // channels
     choices = [range(u, room + 1, u) if a.k > 1 else (1,) for a, u in zip(shape.axes, units, strict=True)]
 
     def reads(a: Axis, factor: int) -> list[int]:
@@ -381,7 +394,8 @@ def _folded(
     spans = [{c: reads(a, c) for c in choice} for a, choice in zip(shape.axes, choices, strict=True)]
 
     def steps(factors: Ints) -> float:
-        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) / prod(factors)
+        vectors = ceil(prod(factors) * channels / lanes)
+        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) * vectors / prod(factors)
 
     fitting = [f for f in product(*choices) if prod(f) <= room]
     factors = min(fitting, key=steps, default=None)
@@ -403,7 +417,7 @@ def _folded(
         for places in product(*map(range, factors)):
             taps = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
             here = None if None in taps else sum(k * a.w_step for k, a in zip(taps, shape.axes, strict=True) if k)
-            table += [-1 if here is None else here + c * w_step for c in range(channels)]
+            table += [0 if here is None else 2 * (here + c * w_step) + 1 for c in range(channels)]
     sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
     steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
     fold = Fold(factors, sizes_out, steps_out, channels, channel_step, tuple(table))
