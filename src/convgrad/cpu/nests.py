@@ -599,7 +599,7 @@ def _printed(plan: Gather | Reduce | Slide) -> str:
     shown = {
         f.name: getattr(plan, f.name)
         for f in fields(plan)
-        if f.name not in ("why", "taps", "meetings", "phases", "walks", "entries", "reach")
+        if f.name not in ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold")
     }
     lines += [f"  {k} = {v}" for k, v in shown.items()]
     return "\n".join(lines)
