@@ -21,6 +21,7 @@ LAYERS = {
     "errors": 0,
     "dtypes": 0,
     "spec": 1,
+    "memory": 0,
     "tensors": 2,
     "reference": 2,
     "cpu": 2,

@@ -287,43 +287,58 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Fun
     def from_bias() -> list[str]:
         return [f.load(f.at(bias, v * plan.lanes, plan.sum), out.vector, align) for v in columns]
 
-    if plan.bias is None and plan.chunks == 1:
-        start = [["zeroinitializer"] * vectors for _ in range(plan.rows)]
-    elif plan.chunks == 1:
-        start = [from_bias()] * plan.rows
-    else:
-        start = [["zeroinitializer"] * vectors for _ in range(plan.rows)]
-    tile = Tile(f, start, plan.lanes, plan.sum)
-    if plan.chunks > 1:
-        fresh = f.test("eq", chunk, 0)
-        branch = f.either(fresh)
-        values = from_bias()
-        for row in tile.places:
-            for place_, value in zip(row, values, strict=True):
-                f.set(place_, out.vector, value)
-        f.otherwise(branch)
-        for row, address in zip(tile.places, addresses(f, place, writes, plan.rows, plan.sum), strict=True):
-            for v, place_ in enumerate(row):
-                f.set(place_, out.vector, f.load(f.at(address, v * plan.lanes, plan.sum), out.vector, align))
-        f.join(branch)
+    tile = Tile(f, [["zeroinitializer"] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
     width = vectors * plan.lanes
-    with f.loop(0, taps) as tap:
-        meeting = f.at(meetings, f.mul(tap, 2), "i64")
-        number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
-        here = moved(f, rows, entry, plan.unit)
-        if plan.share is not None:
-            inputs, outputs = plan.share
-            if fetch is not None:
-                fetch.step()
-            tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
-        else:
+
+    def begin() -> None:
+        if plan.bias is None and plan.chunks == 1:
+            tile.set([["zeroinitializer"] * vectors] * plan.rows)
+            return
+        branch = f.either(f.test("eq", chunk, 0)) if plan.chunks > 1 else None
+        tile.set([from_bias()] * plan.rows)
+        if branch is not None:
+            f.otherwise(branch)
+            so_far = addresses(f, place, writes, plan.rows, plan.sum)
+            tile.set(
+                [[f.load(f.at(at, v * plan.lanes, plan.sum), out.vector, align) for v in columns] for at in so_far]
+            )
+            f.join(branch)
+
+    def run(fetch: Fetch | None, masks: str) -> None:
+        with f.loop(0, taps) as tap:
+            meeting = f.at(meetings, f.mul(tap, 2), "i64")
+            number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
+            here = moved(f, rows, entry, plan.unit)
+            if plan.share is not None:
+                inputs, outputs = plan.share
+                if fetch is not None:
+                    fetch.step()
+                tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
+                return
             count = f.div(channels, plan.width)
             panel = f.at(weights, f.mul(f.mul(number, count), width), plan.sum)
             add = tile.paired if plan.pairs else tile.broadcast
+            marks = [f.at(masks, f.add(f.mul(number, width), v * plan.lanes), "i64") for v in columns] if masks else []
+            tile.masks = [out.marked(f, at) for at in marks]
             with f.loop(0, count) as c:
                 if fetch is not None:
                     fetch.step()
                 add(moved(f, here, f.mul(c, plan.width), plan.unit), f.at(panel, f.mul(c, width), plan.sum), align)
+
+    begin()
+    run(fetch, "")
+    if plan.fold is not None:
+        # A zero that stands for no weight makes NaN of an infinity: then once more, with the lanes that have the tap.
+        each = plan.cout
+        padded = [
+            code
+            for i in range(0, len(plan.fold.table), each)
+            for code in (*plan.fold.table[i : i + each], *[0] * (width - each))
+        ]
+        with f.when(tile.spoilt()):
+            begin()
+            run(None, m.table(f"{name}_masks", padded))
+            tile.masks = []
     values_ = tile.values()
     places = addresses(f, place, writes, plan.rows, out_type)
     if plan.staged:

@@ -61,6 +61,11 @@ class Numbers:
         steps = "<" + ", ".join(f"i64 {i}" for i in range(self.lanes)) + ">"
         return f.op(f"icmp slt {vector(self.lanes, 'i64')} {steps}, {splat(f, self.lanes, 'i64', count)}")
 
+    def marked(self, f: Function, table: str) -> str:
+        """A mask of the lanes whose number in a table is not zero."""
+        numbers = vector(self.lanes, "i64")
+        return f.op(f"icmp ne {numbers} {f.load(table, numbers, 8)}, zeroinitializer")
+
     def load(self, f: Function, pointer: str, mask: str | None = None) -> str:
         """A vector of the tensor, widened. Lanes outside the mask are zeros, and their memory is not touched."""
         kind = vector(self.lanes, self.storage)

@@ -17,6 +17,25 @@ class Tile:
         self.sum = sum_
         self.kind = vector(lanes, sum_)
         self.places = [[f.variable(self.kind, value) for value in row] for row in start]
+        self.masks: list[str] = []  # of each column, if only some lanes add
+
+    def set(self, values: Sequence[Sequence[str]]) -> None:
+        """Begin again with other sums."""
+        for row, new in zip(self.places, values, strict=True):
+            for place, value in zip(row, new, strict=True):
+                self.f.set(place, self.kind, value)
+
+    def spoilt(self) -> str:
+        """Whether a sum is infinite or NaN."""
+        f, total = self.f, "zeroinitializer"
+        for row in self.values():
+            for value in row:
+                total = fma(f, value, "zeroinitializer", total, self.lanes, self.sum)
+        bits = vector(self.lanes, "i1")
+        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
+        f.module.declarations.add(f"declare i1 @{name}({bits})")
+        wrong = f.op(f"fcmp uno {self.kind} {total}, zeroinitializer")
+        return f.op(f"call i1 @{name}({bits} {wrong})")
 
     def values(self) -> list[list[str]]:
         """The sums as they stand."""
@@ -29,8 +48,8 @@ class Tile:
         right = [f.load(f.at(columns, v * self.lanes, self.sum), self.kind, align) for v in range(width)]
         for address, row in zip(rows, self.places, strict=True):
             left = splat(f, self.lanes, self.sum, f.load(address, self.sum, 1))
-            for place, value in zip(row, right, strict=True):
-                self._add(place, left, value)
+            for v, (place, value) in enumerate(zip(row, right, strict=True)):
+                self._add(place, left, value, v)
 
     def paired(self, rows: Sequence[str], columns: str, align: int) -> None:
         """Add two products everywhere: a pair of bf16 per row, times a vector of pairs per column.
@@ -49,14 +68,23 @@ class Tile:
         for address, row in zip(rows, self.places, strict=True):
             both = splat(f, self.lanes, "i32", f.load(address, "i32", 2))
             left = f.op(f"bitcast {words} {both} to {pairs}")
-            for place, value in zip(row, right, strict=True):
+            for v, (place, value) in enumerate(zip(row, right, strict=True)):
                 sum_ = f.get(place, self.kind)
                 added = f.op(f"call {self.kind} @{name}({self.kind} {sum_}, {pairs} {left}, {pairs} {value})")
-                f.set(place, self.kind, added)
+                self._put(place, sum_, added, v)
 
-    def _add(self, place: str, left: str, right: str) -> None:
+    def _add(self, place: str, left: str, right: str, column: int = 0) -> None:
         f = self.f
-        f.set(place, self.kind, fma(f, left, right, f.get(place, self.kind), self.lanes, self.sum))
+        sum_ = f.get(place, self.kind)
+        self._put(place, sum_, fma(f, left, right, sum_, self.lanes, self.sum), column)
+
+    def _put(self, place: str, before: str, added: str, column: int) -> None:
+        f = self.f
+        if self.masks:
+            added = f.op(
+                f"select {vector(self.lanes, 'i1')} {self.masks[column]}, {self.kind} {added}, {self.kind} {before}"
+            )
+        f.set(place, self.kind, added)
 
     def picked(self, rows: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
         """Add the products of groups that share the lanes: each lane picks the inputs of its own group.
