@@ -317,6 +317,7 @@ class Reduce(Nest):
     y_packs: tuple[Packed, ...]
     y_walk: Ints
     in_place: bool  # the row side is read where it lies
+    lanes_in_place: bool  # so is the lane side
     row_part: int  # row channels of one task
     lane_part: int  # blocks of lanes of one task
     x_channel: Ints
@@ -363,6 +364,10 @@ class Reduce(Nest):
     def direct(self) -> bool:
         """Whether tiles write whole sums themselves: one tap, vectors that lie together, boxes one after another."""
         return 1 == self.slices == len(self.taps) == self.w_strides[2] and not (self.share or self.accumulate)
+
+    def lies(self, side: str) -> bool:
+        """Whether a side is read where it lies."""
+        return self.in_place if side == self.row_side else self.lanes_in_place
 
     @property
     def row_unit(self) -> str:
@@ -437,8 +442,7 @@ class Reduce(Nest):
         line = 16
         x = self.x_steps * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
         y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
-        if self.in_place:
-            x, y = (0, y) if self.row_side == "x" else (x, 0)
+        x, y = (0 if self.lies("x") else x), (0 if self.lies("y") else y)
         # Sums are read in squares of vectors, which may reach beyond the last tap.
         beyond = self.lanes * self.rows * self.block
         return {
@@ -455,7 +459,7 @@ class Reduce(Nest):
         """How the pixels of a side become pairs: "" if they do not, or lie so already; "channels" if channels lie
         together, "pixels" if pairs do; else "copy", by way of a copy.
         """
-        if not self.pairs or (self.in_place and side == self.row_side):
+        if not self.pairs or self.lies(side):
             return ""
         packs, channel, join = (self.x_packs, self.x_channel, self.x_join) if side == "x" else (
             self.y_packs, self.y_channel, self.y_join

@@ -651,6 +651,12 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     in_place = in_place or (pairs and row_side in _paired_in_place(last_axis))
     if in_place:
         why.append(f"{row_side} is read in place: channels or pixels lie together, no conversion")
+    # With one tap the other side is read once for each tile of rows: packing it would not pay.
+    lane_channel = y_channel[1] if row_side == "x" else x_channel[1]
+    lanes_lie = taps == 1 and lane_channel == 1 and clane % lanes == 0
+    lanes_in_place = in_place and not pairs and turned is None and lanes_lie
+    if lanes_in_place:
+        why.append("so is the other side, whose channels fill whole vectors")
 
     together = min(4, lane_blocks) if share else 1  # blocks of one task, so that whole cache lines are read at a time
     if share:
@@ -705,8 +711,7 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
     y_pitch = reduce_pitch(row_side == "y", row_part, lanes, block, share, "y")
     y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, box, strict=True))
-    x_in_place = in_place and row_side == "x"
-    y_in_place = in_place and row_side == "y"
+    x_in_place, y_in_place = (in_place, lanes_in_place) if row_side == "x" else (lanes_in_place, in_place)
     walks = _walks(shape.axes, True, box, (False,) * AXES, x_in_place)
     x_packs = tuple(_packed(a, w, True, x_in_place) for a, w in zip(shape.axes, walks, strict=True))
     x_join, y_join = (0, 1), (0, 1)
@@ -758,8 +763,8 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
         x_join=x_join, y_join=y_join, sizes_y=tuple(a.y for a in shape.axes), box=tuple(box),
         x_packs=x_packs, x_low=tuple(w.low for w in walks),
         x_sigma=tuple(w.sigma for w in walks),
-        x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_walk), in_place=in_place, row_part=row_part,
-        lane_part=lane_part, x_channel=x_channel,
+        x_walk=tuple(x_walk), y_packs=y_packs, y_walk=tuple(y_walk), in_place=in_place,
+        lanes_in_place=lanes_in_place, row_part=row_part, lane_part=lane_part, x_channel=x_channel,
         y_channel=y_channel, w_strides=w_strides,
         taps=_tap_offsets(shape.axes), entries=tuple(e for _, e in meetings), reach=tuple(reach),
         slices=slices, ahead=ahead, operands=operands, stream=stream,

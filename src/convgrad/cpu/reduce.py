@@ -38,7 +38,7 @@ def write(plan: Reduce) -> str:
         ("x", plan.x_packs, plan.x_channel, plan.x_pitch, plan.x_join),
         ("y", plan.y_packs, plan.y_channel, plan.y_pitch, plan.y_join),
     ):
-        if plan.in_place and side == plan.row_side:
+        if plan.lies(side):
             continue
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
@@ -230,7 +230,8 @@ def _bands(
         if packer is None:
             steps = [p.stride for p in (plan.x_packs if side == "x" else plan.y_packs)]
             shift = [f.mul(b, s) for b, s in zip(begin, steps, strict=True)]
-            bands[side] = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1]), *shift), given.storage)
+            first = first_row if side == plan.row_side else f.mul(lane_start, plan.block)
+            bands[side] = f.at(pointers[side], f.add(base, f.mul(first, channel[1]), *shift), given.storage)
             continue
         bands[side] = at[f".{side}"]
         if side == plan.row_side and not plan.share:
@@ -287,6 +288,8 @@ def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) ->
         return x, f.at(bands["y"], f.mul(local, plan.y_steps * plan.y_pitch), plan.sum)
     lane_side = "y" if plan.row_side == "x" else "x"
     entries = plan.x_steps * plan.x_pitch if lane_side == "x" else plan.y_steps * plan.y_pitch
+    if plan.lanes_in_place:
+        entries = plan.block
     return bands[plan.row_side], f.at(bands[lane_side], f.mul(local, entries), plan.sum)
 
 
@@ -345,7 +348,8 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
-        add([f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)], b, align)
+        in_rows = [f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)]
+        add(in_rows, b, plan.item if plan.lanes_in_place else align)
     if plan.direct:
         branch = f.either(f.test("ne", rest[6], 0))
         _write_tile(f, plan, result, tile, rest[4], rest[5])
