@@ -256,6 +256,38 @@ def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, ma
     n.store(f, value, place, mask)
 
 
+def write_rows(
+    f: Function, n: Numbers, values: Sequence[Sequence[str]], places: Sequence[str], left: Value, *, accumulate: bool,
+    stream: bool,
+) -> None:  # fmt: skip
+    """Round and write the rows of a tile, each a run of vectors of which `left` lanes are there.
+
+    To stream, all rows must be whole and aligned. When adding to what is there, all is read before any is written: rows
+    may repeat.
+    """
+    vectors = range(len(values[0]))
+    whole = f.test("eq", left, len(vectors) * n.lanes)
+    for place in places if stream else ():
+        whole = f.both(whole, f.aligned(place, n.bytes))
+
+    def write(masks: Sequence[str | None], stream: bool) -> None:
+        at = [[f.at(place, v * n.lanes, n.storage) for v in vectors] for place in places]
+        sums = [list(row) for row in values]
+        if accumulate:
+            for row, addresses in zip(sums, at, strict=True):
+                for v in vectors:
+                    row[v] = f.op(f"fadd {n.vector} {row[v]}, {n.load(f, addresses[v], masks[v])}")
+        for row, addresses in zip(sums, at, strict=True):
+            for v in vectors:
+                n.store(f, row[v], addresses[v], masks[v], stream=stream)
+
+    branch = f.either(whole)
+    write([None] * len(vectors), stream)
+    f.otherwise(branch)
+    write([n.mask(f, f.sub(left, v * n.lanes)) for v in vectors], False)
+    f.join(branch)
+
+
 def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
     """Write a vector of results past the caches if it is whole and aligned, else what is left of it as usual."""
     branch = f.either(f.both(f.test("sge", left, n.lanes), f.aligned(place, n.bytes)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import product
+from math import prod
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
-from .boxes import pack, unpack, zero
+from .boxes import pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
 from .numbers import LINE, Numbers, shuffle, size_of, transpose
@@ -109,24 +110,13 @@ def write(plan: Gather) -> str:
                 band = f.at(source, f.add(origin, *shift), given.storage)
             bases: list[str] = []
             if plan.ahead is not None:
-                following = f.split(f.min(f.add(task, members), plan.tasks - 1), parts)
-                if plan.chunks > 1:
-                    more = f.test("slt", chunk, plan.chunks - 1)
-                    following = [f.choose(more, a, b) for a, b in zip(where, following, strict=False)]
-                    channel_next = f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0)
-                else:
-                    channel_next = 0
-                next_at = f.add(f.mul(following[0], plan.in_channel[0]), f.mul(channel_next, plan.in_channel[1]))
-                for b, w, p in zip(following[1:], walks, plan.packs, strict=False):
-                    at_axis = f.add(f.mul(f.mul(b, w.box), w.sigma), w.low + min(p.offsets))
-                    next_at = f.add(next_at, f.mul(at_axis, p.stride))
-                bases.append(f.at(source, next_at, given.storage))
-                corner_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
-                channel_out = f.add(
-                    f.mul(group, plan.out_channel[0]), f.mul(first_block, plan.block * plan.out_channel[1])
-                )
+                following = f.split(f.min(f.add(task, members), plan.tasks - 1), parts)[:-1]
+                bases.append(f.at(source, _coming(f, plan, where, following, chunk), given.storage))
                 if len(plan.ahead.regions) > 1:
-                    bases.append(f.at(target, f.add(channel_out, *corner_out), result.storage))
+                    corner_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
+                    channel_out = f.mul(first_block, plan.block * plan.out_channel[1])
+                    out_at = f.add(f.mul(group, plan.out_channel[0]), channel_out, *corner_out)
+                    bases.append(f.at(target, out_at, result.storage))
             with f.loop(first_block, last_block) as block:
                 panel_index = f.add(f.mul(group, plan.blocks), block)
                 lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
@@ -139,7 +129,7 @@ def write(plan: Gather) -> str:
                 )
                 stage = at[".stage"]
                 if plan.staged and plan.chunks > 1:
-                    stage = f.at(stage, f.mul(f.mul(block, _volume(region) + plan.lanes), plan.block), plan.sum)
+                    stage = f.at(stage, f.mul(f.mul(block, prod(region) + plan.lanes), plan.block), plan.sum)
                 place = stage if plan.staged else f.at(target, out_channel, result.storage)
                 lane_input = band
                 if plan.share is not None:
@@ -156,11 +146,11 @@ def write(plan: Gather) -> str:
                         there = f.at(tables, f.add(pixel, plan.pixels), "i64")
                         fetched: tuple[str, ...] = ()
                         if plan.ahead is not None:
-                            each = _volume(region) // plan.rows
+                            each = prod(region) // plan.rows
                             index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
                             fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
                         arguments = (lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
-                        call_either(f, work, tail, f.test("eq", block, plan.blocks - 1), *arguments, *fetched)
+                        f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
                 if finish is not None:
                     done = f.test("eq", chunk, plan.chunks - 1)
                     with f.when(done):
@@ -179,30 +169,25 @@ def write(plan: Gather) -> str:
     return str(m)
 
 
+def _coming(f: Function, plan: Gather, where: list[Value], following: list[Value], chunk: Value) -> Value:
+    """Where the next input begins: the next chunk of this box, or the first of the following one."""
+    channel: Value = 0
+    if plan.chunks > 1:
+        more = f.test("slt", chunk, plan.chunks - 1)
+        following = [f.choose(more, a, b) for a, b in zip(where, following, strict=True)]
+        channel = f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0)
+    at = f.add(f.mul(following[0], plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
+    for box, walk, packed in zip(following[1:], plan.walks, plan.packs, strict=True):
+        first = f.add(f.mul(f.mul(box, walk.box), walk.sigma), walk.low + min(packed.offsets))
+        at = f.add(at, f.mul(first, packed.stride))
+    return at
+
+
 def _width(f: Function, plan: Gather, block: Value) -> Value:
     """Lanes of a block of channels in the packed weights."""
     if not plan.tail:
         return plan.block
     return f.choose(f.test("eq", block, plan.blocks - 1), plan.tail * plan.lanes, plan.block)
-
-
-def call_either(f: Function, work: Function, tail: Function | None, last: str, *arguments: Value) -> None:
-    """Call one of two functions."""
-    if tail is None:
-        f.call(work, *arguments)
-        return
-    branch = f.either(last)
-    f.call(tail, *arguments)
-    f.otherwise(branch)
-    f.call(work, *arguments)
-    f.join(branch)
-
-
-def _volume(region: list[int]) -> int:
-    total = 1
-    for size in region:
-        total *= size
-    return total
 
 
 def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
@@ -346,52 +331,15 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Fun
             for v, value in enumerate(row):
                 f.store(value, f.at(address, v * plan.lanes, plan.sum), out.vector, align)
         return f
-    if plan.stream:
-        # Rows lie whole lines apart or not at all, so each is asked.
-        whole = f.test("eq", lanes, width)
-        for address in places:
-            whole = f.both(whole, f.aligned(address, out.bytes))
-        branch = f.either(whole)
-        _write_rows(f, plan, out, values_, places, None, stream=True)
-        f.otherwise(branch)
-        _write_rows(f, plan, out, values_, places, lanes)
-        f.join(branch)
-        return f
-    branch = f.either(f.test("eq", lanes, width))
-    _write_rows(f, plan, out, values_, places, None)
-    f.otherwise(branch)
-    _write_rows(f, plan, out, values_, places, lanes)
-    f.join(branch)
+    write_rows(f, out, values_, places, lanes, accumulate=plan.accumulate, stream=plan.stream)
     return f
-
-
-def _write_rows(
-    f: Function, plan: Gather, out: Numbers, values: list[list[str]], places: list[str], lanes: Value | None,
-    *, stream: bool = False,
-) -> None:  # fmt: skip
-    """Round and write the tile. When adding to what is there, all is read before any is written: rows may repeat."""
-    vectors = len(values[0])
-    masks: list[str | None] = [None] * vectors
-    if lanes is not None:
-        masks = [out.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(vectors)]
-    if plan.accumulate:
-        values = [
-            [
-                f.op(f"fadd {out.vector} {value}, {out.load(f, f.at(place, v * plan.lanes, out.storage), masks[v])}")
-                for v, value in enumerate(row)
-            ]
-            for row, place in zip(values, places, strict=True)
-        ]
-    for row, place in zip(values, places, strict=True):
-        for v, value in enumerate(row):
-            out.store(f, value, f.at(place, v * plan.lanes, out.storage), masks[v], stream=stream)
 
 
 def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:
     """A function that packs the weights of one block of channels: (weights, panel, group, block).
 
-    The panel is [chunk][tap][step over the channels in][block]; a step is a channel, or a pair of them.
-    beyond the last channel hold anything.
+    The panel is [chunk][tap][step over the channels in][block]; a step is a channel, or a pair of them. Lanes beyond
+    the last channel hold anything.
     """
     f = m.function("pack_weights", ["p:from", "p:to", "i:group", "i:block"])
     source, to, group, block = f.args

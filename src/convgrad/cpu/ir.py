@@ -99,6 +99,17 @@ class Function:
         text = ", ".join(f"{kind} {a}" for kind, a in zip(function.kinds, args, strict=True))
         self.do(f"call void @{function.name}({text})")
 
+    def call_either(self, condition: str, first: Function | None, second: Function, *args: Value) -> None:
+        """Call one of two functions that take the same arguments; without the first, always the second."""
+        if first is None:
+            self.call(second, *args)
+            return
+        branch = self.either(condition)
+        self.call(first, *args)
+        self.otherwise(branch)
+        self.call(second, *args)
+        self.join(branch)
+
     # Integers.
 
     def add(self, *terms: Value) -> Value:

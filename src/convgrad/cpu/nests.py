@@ -1,4 +1,4 @@
-"""The two loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
+"""The three loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
 
 `Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
     out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
@@ -10,7 +10,9 @@ lanes (channels) then runs without a condition.
 `Reduce` computes w. Each weight sums over all pixels:
     w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
 A register tile of rows (one side's channels) and lanes (the other side's) runs over the pixels of one packed box after
-another, always in the same order, so the sum has a fixed shape.
+another, always in the same order, so the sum has a fixed shape. A 1x1 convolution is such a sum too, over channels.
+
+`Slide` computes depthwise layers whose channels lie together, all three: see slide.py.
 """
 
 from __future__ import annotations
@@ -19,13 +21,6 @@ from dataclasses import dataclass, field, fields
 from math import ceil, prod
 
 from ..spec.problem import Ints
-
-_STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
-
-
-def storage_of(dtype: str) -> str:
-    """The type of an element in memory."""
-    return _STORAGE[dtype]
 
 
 def up(value: int, step: int) -> int:
@@ -510,16 +505,6 @@ class Slide(Nest):
     half: bool
     threads: int
     why: tuple[str, ...] = field(default=())
-
-    @property
-    def storage(self) -> str:
-        """The type of an element of the input."""
-        return storage_of(self.dtype)
-
-    @property
-    def out_storage(self) -> str:
-        """The type of an element of the result."""
-        return storage_of(self.out_dtype)
 
     @property
     def vectors(self) -> int:

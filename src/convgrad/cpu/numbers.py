@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .ir import Function, Value, float_text, vector
-from .nests import storage_of
 
 LINE = 64
+_STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
 _SIZES = {"float": 4, "double": 8, "i16": 2}
 
 
@@ -38,7 +38,7 @@ class Numbers:
     @property
     def storage(self) -> str:
         """The type of an element in memory."""
-        return storage_of(self.dtype)
+        return _STORAGE[self.dtype]
 
     @property
     def vector(self) -> str:

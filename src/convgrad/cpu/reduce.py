@@ -8,8 +8,8 @@ from dataclasses import replace
 from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
-from .boxes import finish, pack, put, turn_back, zero
-from .gather import ARGUMENTS, Layout, call_either
+from .boxes import finish, pack, put, turn_back, write_rows, zero
+from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
 from .numbers import LINE, Numbers, shuffle, size_of
@@ -96,8 +96,10 @@ def write(plan: Reduce) -> str:
             fresh = f.test("eq", box, first_box)
             begin = f.choose(fresh, 1, 0)
             complete = f.choose(f.test("eq", box, f.sub(last_box, 1)), 1, 0)
-            following = f.min(f.add(task, members), plan.tasks - 1)
-            coming = _coming(f, plan, pointers, given, task, following, box, last_box)
+            coming: list[str] = []
+            if plan.ahead is not None:
+                following = f.min(f.add(task, members), plan.tasks - 1)
+                coming = _coming(f, plan, pointers, given, task, following, box, last_box)[-len(plan.ahead.regions) :]
 
             def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:
                 return () if plan.ahead is None else slice_of(f, plan.ahead, at[".lines"], call, coming)
@@ -130,7 +132,7 @@ def write(plan: Reduce) -> str:
                             row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.row_unit)
                             arguments = (row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target)
                             last_block = f.test("eq", block, plan.lane_blocks - 1)
-                            call_either(f, work, tail, last_block, *arguments, *fetched(index))
+                            f.call_either(last_block, tail, work, *arguments, *fetched(index))
         if plan.slices == 1 and not plan.direct:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
     if plan.slices > 1:
@@ -177,7 +179,7 @@ def _coming(
         shift = [f.mul(b, p.stride) for b, p in zip(begin, packs, strict=True)]
         at = f.add(f.mul(group, channel[0]), f.mul(first, channel[1]), *shift)
         found.append(f.at(pointers[side], at, given.storage))
-    return found[-len(plan.ahead.regions) :] if plan.ahead else []
+    return found
 
 
 def _inside(
@@ -352,34 +354,14 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
         add(in_rows, b, plan.item if plan.lanes_in_place else align)
     if plan.direct:
         branch = f.either(f.test("ne", rest[6], 0))
-        _write_tile(f, plan, result, tile, rest[4], rest[5])
+        places = [f.at(rest[4], r * plan.w_strides[1], result.storage) for r in range(plan.rows)]
+        write_rows(f, result, tile.values(), places, rest[5], accumulate=False, stream=plan.stream)
         f.otherwise(branch)
         _end(f, plan, tile, sums, align)
         f.join(branch)
     else:
         _end(f, plan, tile, sums, align)
     return f
-
-
-def _write_tile(f: Function, plan: Reduce, n: Numbers, tile: Tile, to: str, lanes: Value) -> None:
-    """Write whole sums to w."""
-    places = [f.at(to, r * plan.w_strides[1], n.storage) for r in range(plan.rows)]
-    values = tile.values()
-    vectors = len(values[0])
-    whole = f.test("eq", lanes, vectors * plan.lanes)
-    if plan.stream:
-        for place in places:
-            whole = f.both(whole, f.aligned(place, n.bytes))
-    branch = f.either(whole)
-    for row, place in zip(values, places, strict=True):
-        for v, value in enumerate(row):
-            n.store(f, value, f.at(place, v * plan.lanes, n.storage), stream=plan.stream)
-    f.otherwise(branch)
-    masks = [n.mask(f, f.sub(lanes, v * plan.lanes)) for v in range(vectors)]
-    for row, place in zip(values, places, strict=True):
-        for v, value in enumerate(row):
-            n.store(f, value, f.at(place, v * plan.lanes, n.storage), masks[v])
-    f.join(branch)
 
 
 def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:

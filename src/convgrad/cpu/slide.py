@@ -7,9 +7,8 @@ All vectors of channels of a tile are computed one after another, so that memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from math import prod
 
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
@@ -56,7 +55,7 @@ def _write_pixels(plan: Slide) -> str:
             with f.when(inside):
                 stop = f.min(high, combo[2].stop)
                 with f.loop(low, stop, plan.rows) as q2, f.loop(0, combo[3].stop, plan.columns) as q3:
-                    _place(f, plan, combo, (plain, masked), source, target, at, (q0, q1, q2, q3), stop)
+                    _place(f, plan, given, result, combo, (plain, masked), source, target, at, (q0, q1, q2, q3), stop)
     if plan.stream:
         f.settle()
     return str(m)
@@ -86,14 +85,14 @@ def _pack(
 
 
 def _place(
-    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function], source: str, target: str,
-    at: dict[str, str], q: Sequence[Value], stop: Value,
+    f: Function, plan: Slide, given: Numbers, result: Numbers, combo: tuple[Stretch, ...],
+    tiles: tuple[Function, Function], source: str, target: str, at: dict[str, str], q: Sequence[Value], stop: Value,
 ) -> None:  # fmt: skip
     """Call the tile at some position of the result."""
     first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
-    read = f.at(source, f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), plan.storage)
+    read = f.at(source, f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), given.storage)
     out = [f.mul(f.add(f.mul(i, w.phi), s.residue), w.out_step) for i, w, s in zip(q, plan.walks, combo, strict=True)]
-    place = f.at(target, f.add(*out), plan.out_storage)
+    place = f.at(target, f.add(*out), result.storage)
     rows, columns = f.sub(stop, q[2]), f.sub(combo[3].stop, q[3])
     _choose(
         f, plan, combo, tiles, (read, at["weights"], place, at["bias"], *first, rows, columns), first[3], rows, columns
@@ -115,7 +114,7 @@ def _tile(
     serve = _rows(plan, combo)
     width = walks[3].kernel
     inside = {row: _inside(f, plan, combo, position, row) for row in sorted(serve)}
-    reads = sorted({c * walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+    reads = _reads(plan, combo)
     there = {}
     if masked:
         for j in reads:
@@ -131,10 +130,8 @@ def _tile(
             start = f.load(f.at(bias, c, plan.sum), kind, align)
         sums = [[f.variable(kind, start) for _ in range(plan.columns)] for _ in range(plan.rows)]
         for row, served in sorted(serve.items()):
-            offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
             with f.when(inside[row]):
-                line = f.at(source, f.add(offset, c), plan.storage)
-                values = {j: given.load(f, f.at(line, j * plan.in_steps[3], plan.storage), masks.get(j)) for j in reads}
+                values = _loaded(f, plan, given, source, row, c, reads, masks)
                 for r, kernel_row in served:
                     for k3, o3 in combo[3].taps:
                         tap = (kernel_row * width + k3) * plan.pitch
@@ -143,7 +140,7 @@ def _tile(
                             sum_ = sums[r][col]
                             value = values[col * walks[3].sigma + o3]
                             f.set(sum_, kind, fma(f, value, weight, f.get(sum_, kind), plan.lanes, plan.sum))
-        _store(f, plan, result, sums, f.at(out, c, plan.out_storage), rows, columns, lanes)
+        _store(f, plan, result, sums, f.at(out, c, result.storage), rows, columns, lanes)
     return f
 
 
@@ -155,6 +152,21 @@ def _rows(plan: Slide, combo: tuple[Stretch, ...]) -> dict[tuple[int, int, int],
         for r in range(plan.rows):
             serve.setdefault((o0, o1, r * plan.walks[2].sigma + o2), []).append((r, (k0 * n1 + k1) * n2 + k2))
     return serve
+
+
+def _reads(plan: Slide, combo: tuple[Stretch, ...]) -> list[int]:
+    """Columns of input that a tile meets, as offsets."""
+    return sorted({c * plan.walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+
+
+def _loaded(
+    f: Function, plan: Slide, n: Numbers, source: str, row: tuple[int, int, int], channel: Value, reads: list[int],
+    masks: Mapping[int, str | None],
+) -> dict[int, str]:  # fmt: skip
+    """The vectors of one row of input, by their offset."""
+    offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
+    line = f.at(source, f.add(offset, channel), n.storage)
+    return {j: n.load(f, f.at(line, j * plan.in_steps[3], n.storage), masks.get(j)) for j in reads}
 
 
 def _inside(
@@ -185,8 +197,7 @@ def _store(
             value = f.op(f"fadd {kind} {value}, {n.load(f, place, mask)}")
         n.store(f, value, place, mask, stream=stream)
 
-    each = prod((plan.rows, plan.columns))
-    places = [divmod(i, plan.columns) for i in range(each)]
+    places = list(product(range(plan.rows), range(plan.columns)))
     if mask is not None:
         for r, c in places:
             with f.when(f.both(f.test("slt", r, rows), f.test("slt", c, columns))):
@@ -235,7 +246,7 @@ def _write_w(plan: Slide) -> str:
         first = f.mul(part, each)
         with f.loop(first, f.min(f.add(first, each), total)) as index, f.loop(0, counts[3], plan.columns) as q3:
             q0, q1, tile_row = f.split(index, [counts[0], counts[1], rows])
-            _add(f, plan, combo, (plain, masked), pointers, mine, (q0, q1, f.mul(tile_row, plan.rows), q3))
+            _add(f, plan, given, combo, (plain, masked), pointers, mine, (q0, q1, f.mul(tile_row, plan.rows), q3))
     barrier = f.load(team, "ptr", 8)
     f.do(f"call void {barrier}(ptr {team})")
     with f.items(f.at(team, 128, "i8"), len(plan.taps)) as tap:
@@ -257,13 +268,13 @@ def _write_w(plan: Slide) -> str:
 
 
 def _add(
-    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function], pointers: dict[str, str],
-    sums: str, q: Sequence[Value],
+    f: Function, plan: Slide, n: Numbers, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
+    pointers: dict[str, str], sums: str, q: Sequence[Value],
 ) -> None:  # fmt: skip
     """Call the tile of a weight gradient at some position of y."""
     first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
-    x = f.at(pointers["x"], f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), plan.storage)
-    y = f.at(pointers["y"], f.add(*(f.mul(i, w.out_step) for i, w in zip(q, plan.walks, strict=True))), plan.storage)
+    x = f.at(pointers["x"], f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), n.storage)
+    y = f.at(pointers["y"], f.add(*(f.mul(i, w.out_step) for i, w in zip(q, plan.walks, strict=True))), n.storage)
     rows, columns = f.sub(plan.counts[2], q[2]), f.sub(plan.counts[3], q[3])
     _choose(f, plan, combo, tiles, (x, y, sums, *first, rows, columns), first[3], rows, columns)
 
@@ -304,7 +315,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
     for i, row in enumerate(order):
         for _, kernel_row in serve[row]:
             uses.setdefault(kernel_row, []).append(i)
-    reads = sorted({c * walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+    reads = _reads(plan, combo)
     there, given = {}, {}
     if masked:
         there = {j: f.test("ult", f.add(position[3], j), plan.in_sizes[3]) for j in reads}
@@ -321,7 +332,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
         ys = {}
         for r, col in product(range(plan.rows), range(plan.columns)):
             at = f.add(r * walks[2].out_step + col * walks[3].out_step, c)
-            ys[r, col] = n.load(f, f.at(y, at, plan.storage), mask(given.get((r, col))))
+            ys[r, col] = n.load(f, f.at(y, at, n.storage), mask(given.get((r, col))))
         masks = {j: mask(ok) for j, ok in there.items()}
         totals: dict[int, list[str]] = {}
         for i, row in enumerate(order):
@@ -330,10 +341,8 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
                     places = [f.at(sums, f.add((kernel_row * walks[3].kernel + k) * plan.pitch, c), plan.sum)
                               for k in range(walks[3].kernel)]  # fmt: skip
                     totals[kernel_row] = [f.variable(kind, f.load(place, kind, align)) for place in places]
-            offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
             with f.when(inside[row]):
-                line = f.at(x, f.add(offset, c), plan.storage)
-                values = {j: n.load(f, f.at(line, j * plan.in_steps[3], plan.storage), masks.get(j)) for j in reads}
+                values = _loaded(f, plan, n, x, row, c, reads, masks)
                 for r, kernel_row in serve[row]:
                     for k3, o3 in combo[3].taps:
                         total = totals[kernel_row][k3]

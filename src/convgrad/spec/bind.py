@@ -369,7 +369,9 @@ def _check_windows(
             hint = ""
             if op.wanted == "x":
                 least = stride[axis] * (sizes["y"][axis] - 1) + span[axis] - pads[axis]
-                hint = f"{op.output.name} may have {least} to {least + stride[axis] - 1} there"
+                most = least + stride[axis] - 1
+                allowed = f"may have {least} to {most}" if most > least else f"must have {least}"
+                hint = f"{op.output.name} {allowed} there"
             name = op.arg("y").name
             got = sizes["y"][axis]
             raise broken("spatial_sizes", name, got, hint=hint, expected=small[axis], axis=axis, formula=formula)
