@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -35,6 +36,14 @@ def test_memory_comes_back() -> None:
     assert len(memory._kept) == 1
     assert new_array((SHAPE[0] - 1, SHAPE[1]), "f32").ctypes.data == address
     assert new_array((SHAPE[0] // 2, SHAPE[1]), "f32").ctypes.data != address, "half of it would be wasted"
+
+
+def test_a_block_is_lent_once() -> None:
+    new_array(SHAPE, "f32")
+    assert len(memory._kept) == 1
+    first, second = new_array(SHAPE, "f32"), new_array(SHAPE, "f32")
+    assert not memory._kept
+    assert not np.shares_memory(first, second)
 
 
 VIEWS: dict[str, Callable[[np.ndarray], object]] = {
@@ -95,6 +104,7 @@ def test_too_much_is_an_error_of_ours() -> None:
 
 def test_threads_never_share_a_block() -> None:
     failures = []
+    together = threading.Barrier(4)
 
     def work(number: int) -> None:
         for turn in range(20):
@@ -102,14 +112,13 @@ def test_threads_never_share_a_block() -> None:
             array[::100] = number * 100 + turn
             held = array[::100]
             del array
+            together.wait()  # All have written before one looks, and all look before one lets go.
             if not (held == number * 100 + turn).all():
                 failures.append((number, turn))
+            together.wait()
 
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(4) as crowd:
+        list(crowd.map(work, range(4)))
     assert not failures
 
 

@@ -8,8 +8,6 @@ for the same sizes again and again.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,6 +73,5 @@ class Lease:
         self.block = block
         self.__array_interface__ = block.__array_interface__
 
-    def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not ending():
-            _keep(self.block)
+    def __del__(self) -> None:
+        _keep(self.block)

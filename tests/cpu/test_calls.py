@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -333,11 +333,8 @@ def test_eight_threads_on_different_problems() -> None:
             if not np.array_equal(convgrad.convolution(*cases[j], **SAME), expected[j]):
                 wrong.append(j)
 
-    crowd = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
+    with ThreadPoolExecutor(8) as crowd:
+        list(crowd.map(work, range(8)))
     assert not wrong
     assert engine_used()
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -222,28 +223,19 @@ def test_a_kernel_may_enter_again(team, kernels, count):
 
 
 def test_many_python_threads(team, kernels):
-    wrong = []
-
     def work(seed):
-        try:
-            for turn in range(60):
-                count = 1 + (seed + turn) % 4
-                if turn % 2:
-                    check_mark(go(team, kernels["mark"], count), count)
-                else:
-                    buffer = go(team, kernels["rounds"], count)
-                    n = sum(1 for value in buffer[1000::8] if value)
-                    assert 1 <= n <= count
-                    assert list(buffer[1000 : 1000 + 8 * n : 8]) == [n * 300 * 301 // 2] * n
-        except BaseException as error:
-            wrong.append(error)
+        for turn in range(60):
+            count = 1 + (seed + turn) % 4
+            if turn % 2:
+                check_mark(go(team, kernels["mark"], count), count)
+            else:
+                buffer = go(team, kernels["rounds"], count)
+                n = sum(1 for value in buffer[1000::8] if value)
+                assert 1 <= n <= count
+                assert list(buffer[1000 : 1000 + 8 * n : 8]) == [n * 300 * 301 // 2] * n
 
-    crowd = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(8) as crowd:
+        list(crowd.map(work, range(8)))
 
 
 def test_python_does_not_know_the_workers(team, kernels):

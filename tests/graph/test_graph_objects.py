@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -544,11 +544,8 @@ def test_execution_from_many_threads():
             if (done.execute(None, [sources[i], weights])[0].array != expected[i]).any():
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as crowd:
+        list(crowd.map(work, range(8)))
     assert not wrong
 
 
