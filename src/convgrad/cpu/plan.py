@@ -116,8 +116,8 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
         plan: Plan = _slide(problem, target, team)
     elif problem.wanted == "w":
         plan = _reduce(problem, target, team)
-    elif _pixels_together(problem, target):
-        plan = _reduce(_turned(problem), target, team, turned=problem)
+    elif (turned := _turned(problem, target)) is not None:
+        plan = _reduce(turned, target, team, turned=problem)
     else:
         plan = _gather(problem, target, team)
     if isinstance(plan, Declined):
@@ -128,25 +128,20 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     return replace(plan, threads=min(threads, plan.tasks))
 
 
-def _pixels_together(p: Problem, target: Target) -> bool:
-    """Whether pixels rather than channels go to the lanes: a 1x1 convolution whose pixels lie together in x and y."""
+def _turned(p: Problem, target: Target) -> Problem | None:
+    """A 1x1 convolution whose pixels lie together in x and y, as a sum over channels: pixels then go to the lanes.
+
+    Each image is a group of its own, w is in the place of x, and pixels are in that of y's channels:
+        out[n][c][pixel] = Σ_k w[k][c] · in[n][k][pixel]
+    """
     lanes = target.lanes(DTYPES[p.dtype].accumulator.itemsize)
     axes = [a for a in simplify(p).axes if not (a.plain and a.x == 1)]
     if p.g > 1 or p.bias_stride is not None or not 1 <= len(axes) <= 2 or not all(a.plain for a in axes):
-        return False
-    last = axes[-1]
-    steps = (p.x_strides[2], p.y_strides[2])
-    return last.x_step == last.y_step == 1 and 1 not in steps and 0.95 * up(last.x, lanes) <= last.x >= 4 * lanes
-
-
-def _turned(p: Problem) -> Problem:
-    """Such a convolution as a sum over channels, each image a group of its own: w in the place of x, and pixels in that
-    of y's channels.
-
-        out[n][c][pixel] = Σ_k w[k][c] · in[n][k][pixel]
-    """
-    axes = [a for a in simplify(p).axes if not (a.plain and a.x == 1)]
+        return None
     last, images = axes[-1], axes[0] if len(axes) == 2 else Axis(1, 1)
+    together = last.x_step == last.y_step == 1 and 1 not in (p.x_strides[2], p.y_strides[2])
+    if not together or last.x < 4 * lanes or last.x < 0.95 * up(last.x, lanes):
+        return None
     if p.wanted == "y":
         given, wanted, terms, rows = p.x_strides[2], p.y_strides[2], p.cx, p.cy
         image, out_image, w_row, w_term = images.x_step, images.y_step, p.w_strides[1], p.w_strides[2]
@@ -259,8 +254,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         in_total, out_total = cin, cout
     fold = None
     if p.g == 1 and 2 * cout <= lanes:
-        most = target.tile[1] if target.tile else _most_vectors(target)
-        folded = _folded(shape, forward, cout, w_strides[1], out_channel[1], lanes, most)
+        vectors = target.tile[1] if target.tile else _most_vectors(target)
+        folded = _folded(shape, forward, cout, w_strides[1], out_channel[1], lanes, vectors)
         if folded is not None:
             # From here on a gather like any other, of fewer pixels with more channels.
             shape, fold = folded
@@ -338,19 +333,17 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append("results go past the caches, which they exceed")
     ahead = None
     if boxes > 1 and p.bytes > target.l2 and not share:
-        size = DTYPES[p.dtype].size
-        pixels = prod(w.box * w.phi for w in walks)
-        offsets = [_offsets(a, forward) for a in shape.axes]
+        size, part = DTYPES[p.dtype].size, ceil(blocks / block_groups)
         spans = [
-            min((w.box - 1) * w.sigma + max(o) - min(o) + 1, q.size)
-            for w, q, o in zip(walks, packs, offsets, strict=True)
+            min((w.box - 1) * w.sigma + _reach(a, forward), q.size)
+            for w, q, a in zip(walks, packs, shape.axes, strict=True)
         ]
-        regions = [_lines(spans, [q.stride for q in packs], in_total if share else chunk, in_channel[1], size)]
+        regions = [_lines(spans, [q.stride for q in packs], chunk, in_channel[1], size)]
         if not stream and fold is None:
             sizes, steps = [w.box * w.phi for w in walks], [w.out_step for w in walks]
-            channels = min(out_total, ceil(blocks / block_groups) * block)
+            channels = min(out_total, part * block)
             regions.append(_lines(sizes, steps, channels, out_channel[1], DTYPES[p.out_dtype].size))
-        ahead = Ahead(tuple(regions), ceil(blocks / block_groups) * max(1, pixels // rows), chunk)
+        ahead = Ahead(tuple(regions), part * max(1, prod(w.box * w.phi for w in walks) // rows), chunk)
         why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
@@ -501,6 +494,12 @@ def _offsets(a: Axis, forward: bool) -> list[int]:
     return [-((k * a.dilation - a.pad) // a.stride) for k in range(a.k)]
 
 
+def _reach(a: Axis, forward: bool) -> int:
+    """Inputs from the first that a result meets along an axis to the last."""
+    offsets = _offsets(a, forward)
+    return max(offsets) - min(offsets) + 1
+
+
 def _gather_box(
     axes: tuple[Axis, ...], forward: bool, tasks: int, pixel_bytes: int, budget: int, most: int, rows: int, groups: int,
 ) -> list[int]:  # fmt: skip
@@ -580,7 +579,7 @@ def _packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
         return Packed(size, stride, 1)
     if _separate(a, w.box, w.sigma, offsets):
         return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(offsets))))
-    return Packed(size, stride, (w.box - 1) * w.sigma + max(offsets) - min(offsets) + 1)
+    return Packed(size, stride, (w.box - 1) * w.sigma + _reach(a, forward))
 
 
 def _phases(
