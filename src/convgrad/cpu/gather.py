@@ -51,8 +51,7 @@ def write(plan: Gather) -> str:
             known = plan.cout // plan.share[1] * plan.share[0]
         pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
     tabulate = _tabulate(m, plan, phases)
-    work = _tile(m, "tile", plan, result, plan.vectors)
-    tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
+    tiles = {rows: _tiles(m, plan, result, rows) for rows in (plan.rows, plan.short) if rows}
     region = [w.box * w.phi for w in plan.walks]
     finish = _unfold(m, plan, result) if plan.fold else None
     if plan.staged and plan.fold is None:
@@ -135,22 +134,24 @@ def write(plan: Gather) -> str:
                 if plan.share is not None:
                     lane_input = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
                 with f.loop(0, len(plan.phases)) as phase:
-                    range_ = f.at(tables, f.add(f.mul(phase, 2), 2 * plan.pixels), "i64")
-                    first_pixel, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(2))
+                    range_ = f.at(tables, f.add(f.mul(phase, 3), 2 * plan.pixels), "i64")
+                    first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
                     row = f.at(phases, f.mul(phase, PHASE), "i64")
                     first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
                     mine = f.at(meetings, f.mul(first, 2), "i64")
                     weights = f.at(at["weights"], panel, plan.sum)
-                    with f.loop(first_pixel, last_pixel, plan.rows) as pixel:
-                        here = f.at(tables, pixel, "i64")
-                        there = f.at(tables, f.add(pixel, plan.pixels), "i64")
-                        fetched: tuple[str, ...] = ()
-                        if plan.ahead is not None:
-                            each = prod(region) // plan.rows
-                            index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
-                            fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
-                        arguments = (lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
-                        f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
+                    for rows, (work, tail) in tiles.items():
+                        ends = (first_pixel, whole) if rows == plan.rows else (whole, last_pixel)
+                        with f.loop(*ends, rows) as pixel:
+                            here = f.at(tables, pixel, "i64")
+                            there = f.at(tables, f.add(pixel, plan.pixels), "i64")
+                            fetched: tuple[str, ...] = ()
+                            if plan.ahead is not None:
+                                each = prod(region) // plan.rows
+                                index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
+                                fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
+                            arguments = (lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
+                            f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
                 if finish is not None:
                     done = f.test("eq", chunk, plan.chunks - 1)
                     with f.when(done):
@@ -193,8 +194,9 @@ def _width(f: Function, plan: Gather, block: Value) -> Value:
 def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
     """A function that lists the pixels of a box, phase by phase: (table, start of each axis).
 
-    First where each reads in the band, then where it writes, then the range of pixels of each phase. What is left of a
-    phase's last tile repeats its last pixel: it computes and writes the same values again.
+    First where each reads in the band, then where it writes, then of each phase: its first pixel, where its short tile
+    begins and its end. What is left of a phase's last tile repeats its last pixel: it computes and writes the same
+    values again.
     """
     f = m.function("tabulate", ["p:table", "i:s0", "i:s1", "i:s2", "i:s3"])
     table, *start = f.args
@@ -239,10 +241,13 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
             f.set(position, "i64", f.add(index, 1))
         total = f.get(position, "i64")
         count = f.sub(total, begin)
-        end = f.add(begin, f.mul(f.div(f.add(count, plan.rows - 1), plan.rows), plan.rows))
-        range_ = f.at(table, f.add(f.mul(phase, 2), 2 * plan.pixels), "i64")
-        f.store(begin, range_, "i64", 8)
-        f.store(end, f.at(range_, 1, "i64"), "i64", 8)
+        # The last tile is a short one if that holds what is left; and then it is none if nothing is.
+        whole = f.mul(f.div(f.add(count, plan.rows - 1 - plan.short), plan.rows), plan.rows)
+        size = f.choose(f.test("slt", whole, count), f.add(whole, plan.short), whole)
+        whole, end = f.add(begin, whole), f.add(begin, size)
+        range_ = f.at(table, f.add(f.mul(phase, 3), 2 * plan.pixels), "i64")
+        for i, number in enumerate((begin, whole, end)):
+            f.store(number, f.at(range_, i, "i64"), "i64", 8)
         with f.loop(total, end) as spare:
             last = f.sub(total, 1)
             for part in (0, plan.pixels):
@@ -252,8 +257,14 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
     return f
 
 
-def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Function:
-    """A function that computes one tile of pixels and channels, so many vectors of these.
+def _tiles(m: Module, plan: Gather, out: Numbers, rows: int) -> tuple[Function, Function | None]:
+    """The functions of tiles of a height: for whole blocks of channels, and for a last one that is narrower."""
+    work = _tile(m, f"tile{rows}", plan, out, rows, plan.vectors)
+    return work, _tile(m, f"tile{rows}_tail", plan, out, rows, plan.tail) if plan.tail else None
+
+
+def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors: int) -> Function:
+    """A function that computes one tile of so many pixels and vectors of channels.
 
     (band, weights, taps that are met, how many, channels, reads, writes, place of the results, bias, chunk, lanes).
     Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
@@ -266,24 +277,24 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Fun
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
-    rows = addresses(f, band, reads, plan.rows, plan.unit)
+    rows = addresses(f, band, reads, height, plan.unit)
     columns = range(vectors)
 
     def from_bias() -> list[str]:
         return [f.load(f.at(bias, v * plan.lanes, plan.sum), out.vector, align) for v in columns]
 
-    tile = Tile(f, [["zeroinitializer"] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
+    tile = Tile(f, [["zeroinitializer"] * vectors for _ in range(height)], plan.lanes, plan.sum)
     width = vectors * plan.lanes
 
     def begin() -> None:
         if plan.bias is None and plan.chunks == 1:
-            tile.set([["zeroinitializer"] * vectors] * plan.rows)
+            tile.set([["zeroinitializer"] * vectors] * height)
             return
         branch = f.either(f.test("eq", chunk, 0)) if plan.chunks > 1 else None
-        tile.set([from_bias()] * plan.rows)
+        tile.set([from_bias()] * height)
         if branch is not None:
             f.otherwise(branch)
-            so_far = addresses(f, place, writes, plan.rows, plan.sum)
+            so_far = addresses(f, place, writes, height, plan.sum)
             tile.set(
                 [[f.load(f.at(at, v * plan.lanes, plan.sum), out.vector, align) for v in columns] for at in so_far]
             )
@@ -325,7 +336,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, vectors: int) -> Fun
             run(None, m.table(f"{name}_masks", padded))
             tile.masks = []
     values_ = tile.values()
-    places = addresses(f, place, writes, plan.rows, out_type)
+    places = addresses(f, place, writes, height, out_type)
     if plan.staged:
         for row, address in zip(values_, places, strict=True):
             for v, value in enumerate(row):

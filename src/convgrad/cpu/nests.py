@@ -178,6 +178,7 @@ class Gather(Nest):
     sum: str
     lanes: int
     rows: int
+    short: int  # rows of a second tile, for what is left of a phase's pixels; 0 if there is none
     vectors: int
     groups: int  # computed one after another
     cin: int  # channels to sum over, in a group; an even number in pairs
@@ -271,7 +272,7 @@ class Gather(Nest):
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         region = prod(w.box * w.phi for w in self.walks) + self.lanes
         stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
-        table = 2 * (self.pixels + len(self.phases)) * (8 // self.item)
+        table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
         return {
             "weights": up(self.groups * self.panels, line),
             "bias": up(self.groups * self.blocks * self.block, line),

@@ -38,6 +38,8 @@ TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 SLABS = 2 << 20  # bytes of the sums of all slices of a depthwise weight gradient, if four of them fit
 SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
+LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
+SECOND = 0.005  # a second tile is compiled if it saves more than this share of the time
 FOLD = 1.3  # results are folded if that saves so much
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
@@ -212,12 +214,14 @@ def _most_vectors(target: Target) -> int:
     return 4 if target.registers >= 32 else 2
 
 
-def shorter(target: Target, rows: int, height: int) -> float:
+def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     """What a tile of fewer rows than there might be costs: each vector of columns that is loaded serves fewer products.
 
-    Four vectors wide, four rows are as good as six; two wide, each row counts.
+    With 32 registers and three or four vectors, four rows are as good as more.
     """
-    return 1 + (0.005 if target.registers >= 32 else 0.03) * (rows - height)
+    if target.registers < 32:
+        return 1 + 0.03 * (rows - height)
+    return 1.0 if vectors > 2 and height >= 4 else 1 + 0.005 * (rows - height)
 
 
 def _dots(target: Target) -> bool:
@@ -262,6 +266,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
             forward, cout, out_total = True, prod(fold.factors) * cout, prod(fold.factors) * cout
             why.append(f"{prod(fold.factors)} neighbouring results side by side in a vector")
     rows, vectors = tile(target, lanes, out_total)
+    if share and not target.tile:
+        rows = min(rows, 4)  # the weights of all of a group's inputs are in registers too
     block = lanes * vectors
 
     taps = prod(a.k for a in shape.axes)
@@ -313,7 +319,10 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     # spoils, so which of them are taken must not depend on the number of threads.
     few = _gather_box(shape.axes, forward, TEAM * 3, pixel_bytes, budget, most, rows, groups * parts)
     box = _gather_box(shape.axes, forward, threads * 3, pixel_bytes, budget, most, rows, groups * parts)
-    rows, split = _best_split(shape.axes, forward, few, rows, share[0] if share else cin, in_place, target)
+    sum_length = share[0] if share else cin
+    rows, short, split = _best_split(
+        shape.axes, forward, few, rows, vectors, sum_length, in_place, target, alone=share is not None
+    )
     if any(split):
         why.append("pixels at the border leave out the taps that meet only padding")
     walks = _walks(shape.axes, forward, box, split, in_place)
@@ -347,7 +356,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
-        lanes=lanes, rows=rows, vectors=vectors, groups=groups, cin=share[0] if share else cin + odd,
+        lanes=lanes, rows=rows, short=short, vectors=vectors, groups=groups, cin=share[0] if share else cin + odd,
         given=share[0] if share else cin, cout=out_total,
         share=share, pairs=pairs, chunk=share[0] if share else chunk + odd, walks=walks, packs=packs, in_place=in_place,
         staged=staged,
@@ -431,22 +440,26 @@ def _tap_offsets(axes: tuple[Axis, ...]) -> Ints:
 
 
 def _best_split(
-    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, channels: int, in_place: bool, target: Target
-) -> tuple[int, tuple[bool, ...]]:
-    """How many rows a tile has, and on which axes border pixels are kept apart: what takes the fewest steps.
+    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, vectors: int, channels: int, in_place: bool,
+    target: Target, alone: bool,
+) -> tuple[int, int, tuple[bool, ...]]:  # fmt: skip
+    """How many rows a tile has, how many a second one for what is left, and on which axes border pixels are kept apart.
 
-    A border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+    What takes the fewest steps: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+    `alone` says that there shall be no second tile.
     """
     none = (False,) * len(axes)
-    candidates = [rows] if target.tile else list(range(rows, max(rows - 3, 0), -1))
+    if prod(a.stride for a in axes) > 64 and not forward:
+        return rows, 0, none
     splits = [none]
     if not in_place:
-        split_axes = [i for i, a in enumerate(axes) if a.k > 1 and a.k <= 9]
+        split_axes = [i for i, a in enumerate(axes) if 1 < a.k <= 16]
         splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
         if len(split_axes) > 1 and prod(2 * axes[i].k - 1 for i in split_axes) <= PIECES:
             splits.append(tuple(i in split_axes for i in range(len(axes))))
 
-    def steps(split: tuple[bool, ...], height: int) -> float:
+    def runs(split: tuple[bool, ...]) -> dict[tuple[int, int], int]:
+        """How often so many pixels meet so many taps."""
         # Per axis, the kinds of boxes with how often they come; per kind, (positions, taps) of each stretch.
         kinds: list[dict[tuple[tuple[int, int], ...], int]] = []
         for w in _walks(axes, forward, box, split, in_place):
@@ -457,17 +470,32 @@ def _best_split(
                 there = tuple((n, taps) for n, taps in spans if n > 0)
                 seen[there] = seen.get(there, 0) + 1
             kinds.append(seen)
-        total = 0.0
+        total: dict[tuple[int, int], int] = {}
         for combo in product(*(k.items() for k in kinds)):
             times = prod(often for _, often in combo)
             for parts in product(*(there for there, _ in combo)):
-                tiles = ceil(prod(n for n, _ in parts) / height)
-                total += times * tiles * (prod(t for _, t in parts) * channels + 16) * height
-        return total * shorter(target, rows, height)
+                run = prod(n for n, _ in parts), prod(t for _, t in parts)
+                total[run] = total.get(run, 0) + times
+        return total
 
-    if prod(a.stride for a in axes) > 64 and not forward:
-        return rows, none
-    return min(product(candidates, splits), key=lambda c: steps(c[1], c[0]))
+    def steps(total: dict[tuple[int, int], int], height: int, short: int) -> float:
+        whole, less = (
+            shorter(target, rows, vectors, height) * height,
+            shorter(target, rows, vectors, short) * max(short, LEAST),
+        )
+        cost = 1 + SECOND if short else 1.0
+        return cost * sum(
+            often
+            * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
+            * (taps * channels + 16)
+            for (n, taps), often in total.items()
+        )
+
+    heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
+    tiles = [(height, short) for height in heights for short in range(1 if alone else height)]
+    totals = [(split, runs(split)) for split in splits]
+    _, best = min((steps(total, *tile), (*tile, split)) for split, total in totals for tile in tiles)
+    return best
 
 
 def _inside(forward: bool) -> Callable[[Axis], bool]:
@@ -635,7 +663,7 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
         rows, vectors = tile(target, lanes, clane)
         heights = range(rows, max(rows - 3, 0), -1)
         if not target.tile:
-            rows = min(heights, key=lambda r: ceil(crow / r) * r * shorter(target, heights[0], r))
+            rows = min(heights, key=lambda r: ceil(crow / r) * r * shorter(target, heights[0], vectors, r))
         rows = min(rows, crow)
     pairs = dots and not share and shape.axes[-1].y > 1
     w_strides = (g, wx, wy) if row_side == "x" else (g, wy, wx)
@@ -704,7 +732,7 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
         row_part = ceil(crow / ceil(crow / row_part))
         row_part = max(row_part, min(rows, crow))
         if not target.tile:
-            rows = min(heights, key=lambda r: ceil(row_part / r) * r * shorter(target, heights[0], r))
+            rows = min(heights, key=lambda r: ceil(row_part / r) * r * shorter(target, heights[0], vectors, r))
             rows = min(rows, row_part)
 
     x_pitch = reduce_pitch(row_side == "x", row_part, lanes, block, share, "x")
