@@ -41,9 +41,14 @@ def find(problem: Problem) -> Any:
     return None if isinstance(found, str) else found
 
 
+# The dictionary behind os.environ, which takes many steps to look up one word.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_target: Any = os.environ.encodekey("CONVGRAD_TARGET") if hasattr(os.environ, "_data") else "CONVGRAD_TARGET"
+
+
 def setting() -> tuple[Any, ...]:
     """What a choice of kernel depends on besides the problem."""
-    return threads.get_num_threads(), os.environ.get("CONVGRAD_TARGET", "")
+    return threads.get_num_threads(), _environment.get(_target)
 
 
 def _found(problem: Problem, target: Any, threads: int) -> Any:

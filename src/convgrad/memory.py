@@ -30,13 +30,15 @@ def limit() -> int:
         return KEEP
 
 
-def lend(size: int) -> Block:
-    """Bytes that begin at a cache line, not set. A large block comes back when the last array on it is gone."""
-    large = size >= LARGE
-    block = _take(size + LINE) if large else np.empty(size + LINE, np.uint8)
-    start = -block.__array_interface__["data"][0] % LINE
-    bytes_: Block = np.asarray(Lease(block)) if large else block
-    return bytes_[start : start + size]
+def lend(size: int) -> tuple[Block, int, int]:
+    """A block of bytes that are not set, where in it so many begin at a cache line, and their address.
+
+    A large block comes back when the last array on it is gone.
+    """
+    block: Block = np.empty(size + LINE, np.uint8) if size < LARGE else np.asarray(Lease(_take(size + LINE)))
+    address: int = block.__array_interface__["data"][0]
+    start = -address % LINE
+    return block, start, address + start
 
 
 def release() -> None:

@@ -75,15 +75,19 @@ def check_out(array: Array) -> None:
         raise broken("out_overlap", "out", f"strides {array.strides} for shape {array.shape}")
 
 
-def new_array(shape: tuple[int, ...], dtype: str) -> Array:
-    """An array for a result, its values not set. A large one begins at a cache line: stores across one are slow."""
+def new_array(shape: tuple[int, ...], dtype: str) -> tuple[Array, int]:
+    """An array for a result, its values not set, and its address. A large one begins at a cache line.
+
+    Stores across cache lines are slow.
+    """
     kind = DTYPES[dtype].numpy
     size = prod(shape) * kind.itemsize
     try:
         if size < 4096:
-            return np.empty(shape, kind)
-        array: Array = np.ndarray(shape, kind, memory.lend(size))
-        return array
+            array: Array = np.empty(shape, kind)
+            return array, array.__array_interface__["data"][0]
+        block, start, address = memory.lend(size)
+        return np.ndarray(shape, kind, block, start), address
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 

@@ -70,6 +70,8 @@ class Workspace:
         self.memory = Guarded(size, at_end=True)
         self.address = self.memory.address
         self.memory.bytes[...] = 0xFF  # a NaN in every type
+        self.args = (ctypes.c_void_p * 5)(0, 0, 0, 0, self.address)
+        self.args_at = ctypes.addressof(self.args)
         if self.address % 64:
             raise AssertionError(f"a workspace of {size} bytes is no whole number of cache lines")
 
@@ -86,11 +88,10 @@ def poisoned_workspace(look: Callable[[Workspace], None] = lambda _: None) -> It
             space.memory.close()
 
     kernel._take, kernel._give = Workspace, release  # type: ignore[assignment]
-    kernel.OWN, own = -1, kernel.OWN  # small kernels take theirs like the others
     try:
         yield
     finally:
-        kernel._take, kernel._give, kernel.OWN = take, give, own
+        kernel._take, kernel._give = take, give
 
 
 GAP = 1024  # elements between two buffers of a workspace, in plans with gaps

@@ -144,6 +144,25 @@ def test_a_remembered_call_excuses_no_mistake(wrong: dict[str, Any]) -> None:
     assert np.array_equal(convgrad.convolution(X, W, **{**SAME, **right}), Y)
 
 
+def test_a_remembered_call_excuses_no_other_input() -> None:
+    convgrad.convolution(X, W, None, **SAME)
+    shape = (3, 3, 5, 20)
+    gradient = convgrad.convolution_backward_weights(X, Y, shape, **SAME)
+    mistakes = [(X.astype(">f4"), W), (X.astype(np.int32), W), (X.tolist(), W), (X[0], W), (X,), (X, W, None, None)]
+    for inputs in mistakes:
+        with pytest.raises(SpecError):
+            convgrad.convolution(*inputs, **SAME)
+    for other in ((3, 3, 5, 20.0), (3, 3, True, 20), (3, 3, 5)):
+        with pytest.raises(SpecError):
+            convgrad.convolution_backward_weights(X, Y, other, **SAME)
+    bias = integers(9, 20)
+    assert np.array_equal(convgrad.convolution(X, W, bias, **SAME), Y + bias)
+    assert np.array_equal(convgrad.convolution(X, W, **SAME), Y)
+    assert np.array_equal(convgrad.convolution(X, bias=bias, weights=W, **SAME), Y + bias)
+    for again in (list(shape), np.array(shape), shape):
+        assert np.array_equal(convgrad.convolution_backward_weights(X, Y, again, **SAME), gradient)
+
+
 def test_arrays_of_other_strides() -> None:
     for x in (X, np.asfortranarray(X), X[::-1][::-1], X.repeat(2, axis=2)[:, :, ::2], X.transpose(0, 3, 1, 2).copy()):
         x = x.transpose(0, 2, 3, 1) if x.shape != X.shape else x

@@ -16,13 +16,12 @@ from .plan import make_plan
 from .target import Target
 
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls
-OWN = 64 << 10  # a kernel that needs no more than this keeps its own
 
 
 class Kernel:
     """Machine code for one problem. Call it with the addresses of x, w, y and bias."""
 
-    __slots__ = ("_address", "_bytes", "_entry", "_idle", "_module", "_threads", "plan")
+    __slots__ = ("_address", "_bytes", "_entry", "_module", "_threads", "plan")
 
     def __init__(self, plan: Gather | Reduce | Slide, target: Target) -> None:
         self.plan = plan
@@ -31,28 +30,14 @@ class Kernel:
         self._bytes = plan.workspace
         self._threads = plan.threads
         self._entry = threads.entry()
-        self._idle: list[tuple[ctypes.Array[ctypes.c_void_p], int, _Space]] = []
 
     def __call__(self, x: int, w: int, y: int, bias: int) -> None:
         """Compute: every element of the wanted tensor is written."""
-        if self._bytes > OWN:
-            space = _take(self._bytes)
-            args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
-            self._entry(self._address, ctypes.addressof(args), self._threads)
-            _give(space)
-            return
-        # A small kernel keeps its workspace and argument block; calls at the same time have one each.
-        try:
-            block = self._idle.pop()
-        except IndexError:
-            space = _Space(self._bytes)
-            args = (ctypes.c_void_p * 5)(x, w, y, bias, space.address)
-            block = (args, ctypes.addressof(args), space)
-        args = block[0]
+        space = _take(self._bytes)
+        args = space.args
         args[0], args[1], args[2], args[3] = x, w, y, bias
-        self._entry(self._address, block[1], self._threads)
-        if len(self._idle) < 8:
-            self._idle.append(block)
+        self._entry(self._address, space.args_at, self._threads)
+        _give(space)
 
 
 def write(plan: Gather | Reduce | Slide) -> str:
@@ -75,9 +60,9 @@ def explain(problem: Problem, target: Target, team: int) -> Plan:
 
 
 class _Space:
-    """Aligned memory for one call, its values not set."""
+    """Aligned memory for one call, its values not set, and the block of arguments that ends with its address."""
 
-    __slots__ = ("address", "memory", "size")
+    __slots__ = ("address", "args", "args_at", "memory", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -86,6 +71,8 @@ class _Space:
         except (MemoryError, ValueError):
             raise OutOfMemoryError(f"no memory for a workspace of {size >> 20} MiB; fewer threads need less") from None
         self.address: int = -(-self.memory.__array_interface__["data"][0] // LINE) * LINE
+        self.args = (ctypes.c_void_p * 5)(0, 0, 0, 0, self.address)
+        self.args_at = ctypes.addressof(self.args)
 
 
 # Spaces that no call uses. Lists change in one step under the GIL, so neither threads nor a fork need a lock here.
@@ -103,5 +90,5 @@ def _take(size: int) -> _Space:
 
 def _give(space: _Space) -> None:
     """Keep memory for a later call, unless much is kept already."""
-    if sum(kept.size for kept in tuple(_free)) + space.size <= KEEP:
+    if (sum(kept.size for kept in tuple(_free)) if _free else 0) + space.size <= KEEP:
         _free.append(space)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from itertools import pairwise, product
 from math import ceil, prod
 
@@ -559,7 +560,37 @@ def _gather_box(
             and prod(box) >= 8 * rows
         ):
             box[i] = ceil(box[i] / 2)
-    return box
+    return _evened(count, box, groups, tasks // 3)
+
+
+def _evened(count: Sequence[int], box: list[int], groups: int, threads: int) -> list[int]:
+    """Boxes with which threads come to an end together: the outermost axis that is cut, in some more pieces."""
+    cut = next((i for i, (c, b) in enumerate(zip(count, box, strict=True)) if b < c), None)
+    if cut is None or groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) > 32 * threads:
+        return box  # nothing to cut, or so many pieces that nothing is lost
+    least = ceil(count[cut] / box[cut])
+
+    def lost(size: int) -> float:
+        lengths = [size if i == cut else b for i, b in enumerate(box)]
+        pieces = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(count, lengths, strict=True)]
+        return _lost(groups * [prod(each) for each in product(*pieces)], threads) + 0.02 * len(pieces[cut]) / least
+
+    best = min((ceil(count[cut] / cuts) for cuts in range(least, least + 8)), key=lost)
+    return [best if i == cut else b for i, b in enumerate(box)]
+
+
+def _lost(sizes: Sequence[int], threads: int) -> float:
+    """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
+
+    The mean for that number of them and half of it.
+    """
+    lost = []
+    for team in (threads // 2, threads):
+        ends = [0] * team
+        for size in sizes:
+            heapreplace(ends, ends[0] + size)
+        lost.append(1 - sum(sizes) / (team * max(ends)))
+    return sum(lost) / len(lost)
 
 
 def _walks(
