@@ -35,153 +35,210 @@ class Layout:
 
 def write(plan: Gather) -> str:
     """The IR of a kernel for this plan."""
-    m = Module()
-    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
-    moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
-    clear = zero(m, moved_as)
-    meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
-    tap_weights = m.table("tap_weights", plan.taps)
-    phases = m.table("phases", [n for p in plan.phases for n in (p.first, p.count, *p.residues, *p.starts, *p.stops)])
-    pack_weights = _pack_weights(m, plan, given, tap_weights)
-    pack_box = None
-    if not plan.in_place:
-        known = plan.chunk if plan.given % plan.chunk == 0 else None
+    return str(_Kernel(plan).module)
+
+
+class _Kernel:
+    """The kernel of a plan while it is written: its parts as functions, then the loops over them."""
+
+    def __init__(self, plan: Gather) -> None:
+        self.plan = plan
+        m = self.module = Module()
+        self.given = given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
+        self.result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
+        moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+        clear = zero(m, moved_as)
+        self.meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
+        tap_weights = m.table("tap_weights", plan.taps)
+        numbers = [n for p in plan.phases for n in (p.first, p.count, *p.residues, *p.starts, *p.stops)]
+        self.phases = m.table("phases", numbers)
+        self.pack_weights = _pack_weights(m, plan, given, tap_weights)
+        self.pack_box = None
+        if not plan.in_place:
+            known = plan.chunk if plan.given % plan.chunk == 0 else None
+            if plan.share is not None:
+                known = plan.cout // plan.share[1] * plan.share[0]
+            self.pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
+        self.tabulate = _tabulate(m, plan, self.phases)
+        self.tiles = {rows: _tiles(m, plan, self.result, rows) for rows in (plan.rows, plan.short) if rows}
+        self.finish = _unfold(m, plan, self.result) if plan.fold else None
+        if plan.staged and plan.fold is None:
+            steps = [w.out_step for w in plan.walks]
+            self.finish = unpack(
+                m, "unpack", self.result, steps, plan.region, plan.out_channel[1], plan.block, plan.accumulate,
+                plan.stream,
+            )  # fmt: skip
+
+        self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+        args, tid, self.members, team = f.args
+        self.pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+        self.source, self.target = (self.pointers[role] for role in ("xy" if plan.wanted == "y" else "yx"))
+        self.at = Layout(f, plan.sizes, plan.sum, self.pointers["workspace"], tid).at
+        if plan.ahead is not None:
+            f.call(list_lines(m, plan.ahead), self.at[".lines"])
+        if plan.own:
+            self._by_blocks(f.at(team, 64, "i8"))
+        else:
+            self._pack_all(f.at(team, 64, "i8"))
+            barrier = f.load(team, "ptr", 8)
+            f.do(f"call void {barrier}(ptr {team})")
+            self._by_boxes(f.at(team, 128, "i8"))
+        if plan.stream:
+            f.settle()
+
+    def _pack_all(self, counter: str) -> None:
+        """The weights, and the bias, in the order in which the tiles read them."""
+        f, plan = self.f, self.plan
+        with f.items(counter, plan.groups * plan.blocks * plan.chunks) as unit:
+            group, block, chunk = f.split(unit, [plan.groups, plan.blocks, plan.chunks])
+            weights, bias = self._weights(group, block, chunk)
+            f.call(self.pack_weights, self.pointers["w"], weights, group, block, chunk)
+            with f.when(f.test("eq", chunk, 0)):
+                _pack_bias(f, plan, self.given, self.pointers["bias"], bias, group, block)
+
+    def _weights(self, group: Value, block: Value, chunk: Value) -> tuple[str, str]:
+        """Where the packed weights and the bias of a block of channels lie."""
+        f, plan = self.f, self.plan
+        if plan.own:
+            return self.at[".weights"], self.at[".bias"]
+        step = f.div(f.mul(chunk, plan.chunk), plan.width)
+        inner = f.mul(step, f.mul(_width(f, plan, block), len(plan.taps)))
+        place = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel), inner)
+        bias = f.mul(f.add(f.mul(group, plan.blocks), block), plan.block)
+        return f.at(self.at["weights"], place, plan.sum), f.at(self.at["bias"], bias, plan.sum)
+
+    def _by_boxes(self, counter: str) -> None:
+        """Boxes of pixels, each with all or a part of the channels."""
+        f, plan = self.f, self.plan
+        parts = [plan.groups, *(w.boxes for w in plan.walks), plan.block_groups]
+        with f.items(counter, plan.tasks) as task:
+            group, *boxes, part = f.split(task, parts)
+            start = self._begin(boxes)
+            share = -(-plan.blocks // plan.block_groups)
+            first = f.mul(part, share)
+            last = f.min(f.add(first, share), plan.blocks)
+            with f.loop(0, plan.chunks) as chunk:
+                band = self._band(group, start, chunk)
+                following = f.split(f.min(f.add(task, self.members), plan.tasks - 1), parts)[:-1]
+                more = f.test("slt", chunk, plan.chunks - 1)
+                there = [f.choose(more, a, b) for a, b in zip([group, *boxes], following, strict=True)]
+                coming = (*there, f.choose(more, f.add(chunk, 1), 0)) if plan.chunks > 1 else (*following, 0)
+                bases = self._bases(coming, group, start, first)
+                with f.loop(first, last) as block:
+                    place = f.mul(block, plan.stage) if plan.chunks > 1 else 0
+                    self._block(group, block, chunk, start, band, place, f.sub(block, first), bases)
+
+    def _by_blocks(self, counter: str) -> None:
+        """Blocks of channels, each with all boxes, a chunk after another: a thread packs the weights that it needs."""
+        f, plan = self.f, self.plan
+        with f.items(counter, plan.tasks) as task:
+            group, block = f.split(task, [plan.groups, plan.blocks])
+            with f.loop(0, plan.chunks) as chunk:
+                weights, bias = self._weights(group, block, chunk)
+                f.call(self.pack_weights, self.pointers["w"], weights, group, block, chunk)
+                with f.when(f.test("eq", chunk, 0)):
+                    _pack_bias(f, plan, self.given, self.pointers["bias"], bias, group, block)
+                with f.loop(0, plan.boxes) as box:
+                    counts = [w.boxes for w in plan.walks]
+                    start = self._begin(f.split(box, counts))
+                    band = self._band(group, start, chunk)
+                    more = f.test("slt", box, plan.boxes - 1)
+                    next_chunk = f.rem(f.add(chunk, 1), plan.chunks)
+                    following = f.split(f.choose(more, f.add(box, 1), 0), counts)
+                    bases = self._bases((group, *following, f.choose(more, chunk, next_chunk)), group, start, block)
+                    place = f.mul(box, plan.stage) if plan.chunks > 1 else 0
+                    self._block(group, block, chunk, start, band, place, 0, bases)
+
+    def _begin(self, boxes: list[Value]) -> list[Value]:
+        """Begin with a box: where it starts, its pixels listed."""
+        f, plan = self.f, self.plan
+        start = [f.mul(b, w.box) for b, w in zip(boxes, plan.walks, strict=True)]
+        f.call(self.tabulate, self.at[".table"], *start)
+        return start
+
+    def _band(self, group: Value, start: list[Value], chunk: Value) -> str:
+        """The input of a box: packed, or where it lies."""
+        f, plan = self.f, self.plan
+        channel = f.mul(chunk, plan.chunk)
+        origin = f.add(f.mul(group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
+        if self.pack_box is None:
+            steps = zip(start, plan.walks, plan.packs, strict=True)
+            shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in steps]
+            return f.at(self.source, f.add(origin, *shift), self.given.storage)
+        corner = [f.add(f.mul(s, w.sigma), w.low) for s, w in zip(start, plan.walks, strict=True)]
+        if plan.share is None:
+            channels = f.min(f.sub(plan.given, channel), plan.chunk)
+        else:
+            channels = plan.share[0] * (plan.cout // plan.share[1])
+        f.call(self.pack_box, f.at(self.source, origin, self.given.storage), self.at[".band"], *corner, channels)
+        return self.at[".band"]
+
+    def _bases(self, coming: tuple[Value, ...], group: Value, start: list[Value], block: Value) -> list[str]:
+        """What is asked for ahead: where the input that comes next begins, (group, boxes, chunk), and the results."""
+        f, plan = self.f, self.plan
+        if plan.ahead is None:
+            return []
+        next_group, *boxes, chunk = coming
+        channel = f.mul(chunk, plan.chunk)
+        at = f.add(f.mul(next_group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
+        for box, walk, packed in zip(boxes, plan.walks, plan.packs, strict=True):
+            first = f.add(f.mul(f.mul(box, walk.box), walk.sigma), walk.low + min(packed.offsets))
+            at = f.add(at, f.mul(first, packed.stride))
+        bases = [f.at(self.source, at, self.given.storage)]
+        if len(plan.ahead.regions) > 1:
+            corner = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, plan.walks, strict=True)]
+            channel_out = f.mul(block, plan.block * plan.out_channel[1])
+            out_at = f.add(f.mul(group, plan.out_channel[0]), channel_out, *corner)
+            bases.append(f.at(self.target, out_at, self.result.storage))
+        return bases
+
+    def _block(
+        self, group: Value, block: Value, chunk: Value, start: list[Value], band: str, stage_at: Value, index: Value,
+        bases: list[str],
+    ) -> None:  # fmt: skip
+        """One block of channels of a box: its tiles, phase by phase; after the last chunk, the results.
+
+        `index` counts the blocks of a box, for what is asked for ahead.
+        """
+        f, plan, at = self.f, self.plan, self.at
+        lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
+        count = f.min(f.sub(plan.cin, f.mul(chunk, plan.chunk)), plan.chunk)
+        weights, bias = self._weights(group, block, chunk)
+        out_channel = f.add(f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1]))
+        stage = f.at(at[".stage"], stage_at, plan.sum)
+        place = stage if plan.staged else f.at(self.target, out_channel, self.result.storage)
         if plan.share is not None:
-            known = plan.cout // plan.share[1] * plan.share[0]
-        pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
-    tabulate = _tabulate(m, plan, phases)
-    tiles = {rows: _tiles(m, plan, result, rows) for rows in (plan.rows, plan.short) if rows}
-    region = [w.box * w.phi for w in plan.walks]
-    finish = _unfold(m, plan, result) if plan.fold else None
-    if plan.staged and plan.fold is None:
-        steps = [w.out_step for w in plan.walks]
-        finish = unpack(
-            m, "unpack", result, steps, region, plan.out_channel[1], plan.block, plan.accumulate, plan.stream
-        )
-
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, members, team = f.args
-    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
-    source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
-    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
-
-    # First the weights, and the bias, in the order in which the tiles read them.
-    units = plan.groups * plan.blocks
-    with f.items(f.at(team, 64, "i8"), units) as unit:
-        group, block = f.split(unit, [plan.groups, plan.blocks])
-        place = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel))
-        f.call(pack_weights, pointers["w"], f.at(at["weights"], place, plan.sum), group, block)
-        _pack_bias(f, plan, given, pointers["bias"], at["bias"], unit, group, block)
-    barrier = f.load(team, "ptr", 8)
-    f.do(f"call void {barrier}(ptr {team})")
-
-    if plan.ahead is not None:
-        f.call(list_lines(m, plan.ahead), at[".lines"])
-
-    # Then boxes of pixels, each with all or a part of the channels.
-    walks = plan.walks
-    parts = [plan.groups, *(w.boxes for w in walks), plan.block_groups]
-    with f.items(f.at(team, 128, "i8"), plan.tasks) as task:
-        *where, part = f.split(task, parts)
-        group = where[0]
-        start = [f.mul(b, w.box) for b, w in zip(where[1:], walks, strict=True)]
+            band = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
         tables = at[".table"]
-        f.call(tabulate, tables, *start)
-        share = -(-plan.blocks // plan.block_groups)
-        first_block = f.mul(part, share)
-        last_block = f.min(f.add(first_block, share), plan.blocks)
-        with f.loop(0, plan.chunks) as chunk:
-            channel = f.mul(chunk, plan.chunk)
-            count = f.min(f.sub(plan.cin, channel), plan.chunk)
-            origin = f.add(f.mul(group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
-            if pack_box is not None:
-                band = at[".band"]
-                corner = [f.add(f.mul(s, w.sigma), w.low) for s, w in zip(start, walks, strict=True)]
-                total = (
-                    f.min(f.sub(plan.given, channel), plan.chunk)
-                    if plan.share is None
-                    else plan.share[0] * (plan.cout // plan.share[1])
-                )
-                f.call(pack_box, f.at(source, origin, given.storage), band, *corner, total)
+        with f.loop(0, len(plan.phases)) as phase:
+            range_ = f.at(tables, f.add(f.mul(phase, 3), 2 * plan.pixels), "i64")
+            first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
+            row = f.at(self.phases, f.mul(phase, PHASE), "i64")
+            first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
+            mine = f.at(self.meetings, f.mul(first, 2), "i64")
+            for rows, (work, tail) in self.tiles.items():
+                ends = (first_pixel, whole) if rows == plan.rows else (whole, last_pixel)
+                with f.loop(*ends, rows) as pixel:
+                    here = f.at(tables, pixel, "i64")
+                    there = f.at(tables, f.add(pixel, plan.pixels), "i64")
+                    fetched: tuple[str, ...] = ()
+                    if plan.ahead is not None:
+                        each = prod(plan.region) // plan.rows
+                        call = f.add(f.mul(index, each), f.div(pixel, plan.rows))
+                        fetched = slice_of(f, plan.ahead, at[".lines"], call, bases)
+                    arguments = (band, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
+                    f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
+        if self.finish is None:
+            return
+        with f.when(f.test("eq", chunk, plan.chunks - 1)):
+            walks = list(zip(start, plan.walks, strict=True))
+            left = [f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi) for s, w in walks]
+            if plan.fold is not None:
+                f.call(self.finish, stage, self.target, *start, *left)
             else:
-                shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in zip(start, walks, plan.packs, strict=True)]
-                band = f.at(source, f.add(origin, *shift), given.storage)
-            bases: list[str] = []
-            if plan.ahead is not None:
-                following = f.split(f.min(f.add(task, members), plan.tasks - 1), parts)[:-1]
-                bases.append(f.at(source, _coming(f, plan, where, following, chunk), given.storage))
-                if len(plan.ahead.regions) > 1:
-                    corner_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
-                    channel_out = f.mul(first_block, plan.block * plan.out_channel[1])
-                    out_at = f.add(f.mul(group, plan.out_channel[0]), channel_out, *corner_out)
-                    bases.append(f.at(target, out_at, result.storage))
-            with f.loop(first_block, last_block) as block:
-                panel_index = f.add(f.mul(group, plan.blocks), block)
-                lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
-                step = f.div(channel, plan.width)
-                chunk_step = f.mul(step, f.mul(_width(f, plan, block), len(plan.taps)))
-                panel = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel), chunk_step)
-                bias = f.at(at["bias"], f.mul(panel_index, plan.block), plan.sum)
-                out_channel = f.add(
-                    f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1])
-                )
-                stage = at[".stage"]
-                if plan.staged and plan.chunks > 1:
-                    stage = f.at(stage, f.mul(f.mul(block, prod(region) + plan.lanes), plan.block), plan.sum)
-                place = stage if plan.staged else f.at(target, out_channel, result.storage)
-                lane_input = band
-                if plan.share is not None:
-                    lane_input = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
-                with f.loop(0, len(plan.phases)) as phase:
-                    range_ = f.at(tables, f.add(f.mul(phase, 3), 2 * plan.pixels), "i64")
-                    first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
-                    row = f.at(phases, f.mul(phase, PHASE), "i64")
-                    first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
-                    mine = f.at(meetings, f.mul(first, 2), "i64")
-                    weights = f.at(at["weights"], panel, plan.sum)
-                    for rows, (work, tail) in tiles.items():
-                        ends = (first_pixel, whole) if rows == plan.rows else (whole, last_pixel)
-                        with f.loop(*ends, rows) as pixel:
-                            here = f.at(tables, pixel, "i64")
-                            there = f.at(tables, f.add(pixel, plan.pixels), "i64")
-                            fetched: tuple[str, ...] = ()
-                            if plan.ahead is not None:
-                                each = prod(region) // plan.rows
-                                index = f.add(f.mul(f.sub(block, first_block), each), f.div(pixel, plan.rows))
-                                fetched = slice_of(f, plan.ahead, at[".lines"], index, bases)
-                            arguments = (lane_input, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
-                            f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
-                if finish is not None:
-                    done = f.test("eq", chunk, plan.chunks - 1)
-                    with f.when(done):
-                        origin_out = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, walks, strict=True)]
-                        left = [
-                            f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi)
-                            for s, w in zip(start, walks, strict=True)
-                        ]
-                        if plan.fold is not None:
-                            f.call(finish, stage, target, *start, *left)
-                        else:
-                            to = f.at(target, f.add(out_channel, *origin_out), result.storage)
-                            f.call(finish, stage, to, *left, lanes)
-    if plan.stream:
-        f.settle()
-    return str(m)
-
-
-def _coming(f: Function, plan: Gather, where: list[Value], following: list[Value], chunk: Value) -> Value:
-    """Where the next input begins: the next chunk of this box, or the first of the following one."""
-    channel: Value = 0
-    if plan.chunks > 1:
-        more = f.test("slt", chunk, plan.chunks - 1)
-        following = [f.choose(more, a, b) for a, b in zip(where, following, strict=True)]
-        channel = f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0)
-    at = f.add(f.mul(following[0], plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
-    for box, walk, packed in zip(following[1:], plan.walks, plan.packs, strict=True):
-        first = f.add(f.mul(f.mul(box, walk.box), walk.sigma), walk.low + min(packed.offsets))
-        at = f.add(at, f.mul(first, packed.stride))
-    return at
+                corner = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in walks]
+                to = f.at(self.target, f.add(out_channel, *corner), self.result.storage)
+                f.call(self.finish, stage, to, *left, lanes)
 
 
 def _width(f: Function, plan: Gather, block: Value) -> Value:
@@ -347,13 +404,13 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
 
 
 def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:
-    """A function that packs the weights of one block of channels: (weights, panel, group, block).
+    """A function that packs the weights of one block of channels, for a chunk: (weights, panel, group, block, chunk).
 
-    The panel is [chunk][tap][step over the channels in][block]; a step is a channel, or a pair of them. Lanes beyond
-    the last channel hold anything.
+    The panel is [tap][step over the channels in][block]; a step is a channel, or a pair of them. Lanes beyond the last
+    channel hold anything.
     """
-    f = m.function("pack_weights", ["p:from", "p:to", "i:group", "i:block"])
-    source, to, group, block = f.args
+    f = m.function("pack_weights", ["p:from", "p:to", "i:group", "i:block", "i:chunk"])
+    source, panel, group, block, chunk = f.args
     group_step, out_step, in_step = plan.w_strides
     base = f.at(source, f.mul(group, group_step), n.storage)
     first = f.mul(block, plan.block)
@@ -368,47 +425,45 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     if square and turn is None and not rows and len(plan.taps) > 1 and plan.taps == tuple(range(len(plan.taps))):
         taps = _turn_weights(m, plan, n, taps=True)
 
-    with f.loop(0, plan.chunks) as chunk:
-        channel = f.mul(chunk, plan.chunk)
-        count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
-        panel = f.at(to, f.mul(f.div(channel, plan.width), f.mul(width, len(plan.taps))), plan.sum)
-        if taps is not None:
-            with f.loop(0, count) as c, f.loop(0, width, plan.lanes) as lane:
-                inner = f.add(channel, f.mul(c, plan.width))
-                corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
-                with f.loop(0, len(plan.taps), plan.lanes) as tap:
-                    place = f.add(f.mul(f.add(f.mul(tap, count), c), width), lane)
-                    there = f.min(f.sub(len(plan.taps), tap), plan.lanes)
-                    source_at = f.at(base, f.add(corner, tap), n.storage)
-                    left = f.max(f.sub(last, lane), 0)
-                    f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, width))
-            return f
-        if turn is None and not rows:
-            with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
-                offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), width), plan.sum)
-                inner = f.add(channel, f.mul(c, plan.width))
-                at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
-                own = "" if plan.fold is None else f.at(folded, f.mul(tap, plan.cout), "i64")
-                _scatter_weights(f, plan, n, at, row, first, last, width, inner, own)
-            return f
-        with f.loop(0, len(plan.taps)) as tap:
+    channel = f.mul(chunk, plan.chunk)
+    count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
+    if taps is not None:
+        with f.loop(0, count) as c, f.loop(0, width, plan.lanes) as lane:
+            inner = f.add(channel, f.mul(c, plan.width))
+            corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
+            with f.loop(0, len(plan.taps), plan.lanes) as tap:
+                place = f.add(f.mul(f.add(f.mul(tap, count), c), width), lane)
+                there = f.min(f.sub(len(plan.taps), tap), plan.lanes)
+                source_at = f.at(base, f.add(corner, tap), n.storage)
+                left = f.max(f.sub(last, lane), 0)
+                f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, width))
+        return f
+    if turn is None and not rows:
+        with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-            tap_panel = f.at(panel, f.mul(f.mul(tap, count), width), plan.sum)
-            if turn is not None:
-                with f.loop(0, width, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
-                    # Lanes wholly beyond the last channel repeat it.
-                    inner = f.add(channel, f.mul(c, plan.width))
-                    corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, inner)
-                    place = f.at(tap_panel, f.add(f.mul(c, width), lane), plan.sum)
-                    left = f.max(f.sub(last, lane), 0)
-                    there = f.min(f.sub(count, c), plan.lanes)
-                    f.call(turn, f.at(base, corner, n.storage), place, left, there, width)
-            else:
-                with f.loop(0, count) as c:
-                    inner = f.add(channel, f.mul(c, plan.width))
-                    at = f.at(base, f.add(offset, first, f.mul(inner, in_step)), n.storage)
-                    _copy_weights(f, plan, n, at, f.at(tap_panel, f.mul(c, width), plan.sum), last, width)
+            row = f.at(panel, f.mul(f.add(f.mul(tap, count), c), width), plan.sum)
+            inner = f.add(channel, f.mul(c, plan.width))
+            at = f.at(base, f.add(offset, f.mul(inner, in_step)), n.storage)
+            own = "" if plan.fold is None else f.at(folded, f.mul(tap, plan.cout), "i64")
+            _scatter_weights(f, plan, n, at, row, first, last, width, inner, own)
+        return f
+    with f.loop(0, len(plan.taps)) as tap:
+        offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+        tap_panel = f.at(panel, f.mul(f.mul(tap, count), width), plan.sum)
+        if turn is not None:
+            with f.loop(0, width, plan.lanes) as lane, f.loop(0, count, plan.lanes) as c:
+                # Lanes wholly beyond the last channel repeat it.
+                inner = f.add(channel, f.mul(c, plan.width))
+                corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), offset, inner)
+                place = f.at(tap_panel, f.add(f.mul(c, width), lane), plan.sum)
+                left = f.max(f.sub(last, lane), 0)
+                there = f.min(f.sub(count, c), plan.lanes)
+                f.call(turn, f.at(base, corner, n.storage), place, left, there, width)
+        else:
+            with f.loop(0, count) as c:
+                inner = f.add(channel, f.mul(c, plan.width))
+                at = f.at(base, f.add(offset, first, f.mul(inner, in_step)), n.storage)
+                _copy_weights(f, plan, n, at, f.at(tap_panel, f.mul(c, width), plan.sum), last, width)
     return f
 
 
@@ -526,13 +581,10 @@ def _unfold(m: Module, plan: Gather, n: Numbers) -> Function:
     return f
 
 
-def _pack_bias(
-    f: Function, plan: Gather, n: Numbers, bias: str, to: str, unit: Value, group: Value, block: Value
-) -> None:
+def _pack_bias(f: Function, plan: Gather, n: Numbers, bias: str, to: str, group: Value, block: Value) -> None:
     """Widen the bias of one block; without a bias, zeros if the sum is taken in parts."""
     if plan.bias is None and plan.chunks == 1:
         return
-    target = f.at(to, f.mul(unit, plan.block), plan.sum)
     first = f.mul(block, plan.block)
     with f.loop(0, plan.block) as lane:
         value = "0.0"
@@ -542,4 +594,4 @@ def _pack_bias(
                 channel = f.rem(channel, plan.fold.channels)
             at = f.mul(f.add(f.mul(group, plan.cout), channel), plan.bias)
             value = n.load_one(f, f.at(bias, at, n.storage))
-        f.store(value, f.at(target, lane, plan.sum), plan.sum, size_of(plan.sum))
+        f.store(value, f.at(to, lane, plan.sum), plan.sum, size_of(plan.sum))

@@ -199,6 +199,7 @@ class Gather(Nest):
     meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
+    own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
     ahead: Ahead | None  # the input of the next box, and where this one's results go
     stream: bool  # results are written past the caches
     fold: Fold | None
@@ -234,6 +235,16 @@ class Gather(Nest):
         return prod(w.box * w.phi for w in self.walks) + self.rows * len(self.phases)
 
     @property
+    def region(self) -> Ints:
+        """Results of a box along each axis."""
+        return tuple(w.box * w.phi for w in self.walks)
+
+    @property
+    def stage(self) -> int:
+        """Elements of the sums of one block of channels of a box."""
+        return (prod(self.region) + self.lanes) * self.block
+
+    @property
     def boxes(self) -> int:
         """Boxes over all axes."""
         return prod(w.boxes for w in self.walks)
@@ -241,7 +252,7 @@ class Gather(Nest):
     @property
     def tasks(self) -> int:
         """Pieces of work that threads take."""
-        return self.groups * self.boxes * self.block_groups
+        return self.groups * (self.blocks if self.own else self.boxes * self.block_groups)
 
     @property
     def width(self) -> int:
@@ -270,12 +281,19 @@ class Gather(Nest):
         line = 16
         slack = self.lanes * self.pitch
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
-        region = prod(w.box * w.phi for w in self.walks) + self.lanes
-        stage = region * self.block * (self.blocks if self.chunks > 1 else 1) if self.staged else 0
-        table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
-        return {
+        several = self.boxes if self.own else self.blocks  # whose sums are kept between chunks
+        stage = self.stage * (several if self.chunks > 1 else 1) if self.staged else 0
+        weights = {
             "weights": up(self.groups * self.panels, line),
             "bias": up(self.groups * self.blocks * self.block, line),
+        }
+        own = {
+            "weights": up(len(self.taps) * (self.chunk // self.width) * self.block, line),
+            "bias": up(self.block, line),
+        }
+        table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
+        return {
+            **(weights if not self.own else {f".{k}": v for k, v in own.items()}),
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),

@@ -338,12 +338,21 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     wanted = 8 * threads if parts > 1 else 2 * threads
     block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
     block_groups = ceil(blocks / ceil(blocks / block_groups))
+    # With many weights and few pixels it pays that each thread packs its own: they do not leave its cache.
+    weights = taps * cin * out_total * DTYPES[p.dtype].size
+    sums = up(p.size(p.wanted) // p.g // cout, 16) * block * sum_dtype.itemsize
+    again = prod(a.stride if forward else 1 for a in shape.axes) / (taps * vectors)  # what packing the input costs
+    own = not (in_place or share or fold) and 16 * again <= 1 and weights > target.l2 and sums <= ROOM
+    own = own and groups * blocks >= 2 * threads
+    own = own and _lost([min(block, out_total - at) for at in range(0, out_total, block)] * groups, threads) < 0.05
+    if own:
+        why.append("each block of channels has its weights packed by the thread that takes it")
     stream = _streams(p, target) and fold is None
     if stream:
         why.append("results go past the caches, which they exceed")
     ahead = None
     if boxes > 1 and p.bytes > target.l2 and not share:
-        size, part = DTYPES[p.dtype].size, ceil(blocks / block_groups)
+        size, part = DTYPES[p.dtype].size, 1 if own else ceil(blocks / block_groups)
         spans = [
             min((w.box - 1) * w.sigma + _reach(a, forward), q.size)
             for w, q, a in zip(walks, packs, shape.axes, strict=True)
@@ -362,9 +371,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         share=share, pairs=pairs, chunk=share[0] if share else chunk + odd, walks=walks, packs=packs, in_place=in_place,
         staged=staged,
         pitch=band_pitch, in_channel=in_channel, out_channel=out_channel, w_strides=w_strides,
-        taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, ahead=ahead,
-        stream=stream, fold=fold,
-        bias=p.bias_stride,
+        taps=_tap_offsets(shape.axes), meetings=meetings, phases=phases, block_groups=block_groups, own=own,
+        ahead=ahead, stream=stream, fold=fold, bias=p.bias_stride,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
 
