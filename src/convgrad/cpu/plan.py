@@ -38,6 +38,7 @@ ALONE = 2_000_000  # fewer products and bytes than this are done before a second
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 SLABS = 2 << 20  # bytes of the sums of all slices of a depthwise weight gradient, if four of them fit
+SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 SECOND = 0.005  # a second tile is compiled if it saves more than this share of the time
@@ -741,8 +742,14 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     if units < 16 and boxes >= 32 and lane_blocks * crow * taps * block * item <= target.l2 // 3:
         # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
         # packed once.
-        slices = min(ceil(16 / units), boxes // 4)
+        most = max(4, min(16, SUMS // (lane_blocks * crow * taps * block * item) // 4 * 4))
+        slices = min(ceil(most / units), boxes // 4)
         why.append(f"sums over pixels in {slices} parts, added in order")
+        cut = [i for i, (a, b) in enumerate(zip(shape.axes, box, strict=True)) if b < a.y]
+        if len(cut) == 1:  # as many boxes in each part
+            axis = shape.axes[cut[0]]
+            even = ceil(axis.y / up(boxes, slices))
+            box[cut[0]] = up(even, 2) if pairs and axis is shape.axes[-1] else even
     if share:
         lane_part = together
     else:

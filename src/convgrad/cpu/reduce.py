@@ -72,7 +72,6 @@ def write(plan: Reduce) -> str:
     at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
     boxes = plan.box_counts
     total = prod(boxes)
-    each = -(-total // plan.slices)
     if plan.ahead is not None:
         f.call(tabulate(m, plan.ahead), at[".lines"])
 
@@ -81,11 +80,7 @@ def write(plan: Reduce) -> str:
         group, row, first_row, lane_start = _place(f, plan, unit)
         lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
         slab = at[".slab"] if plan.slices == 1 else f.at(at["sums"], f.mul(task, plan.slab), plan.sum)
-        first_box = f.mul(part, each)
-        last_box = f.min(f.add(first_box, each), total)
-        if plan.slices > 1:
-            # A part without boxes still has a sum, of nothing.
-            f.call(clear, slab, -(-plan.slab // plan.lanes) * plan.lanes)
+        first_box, last_box = (f.div(f.mul(p, total), plan.slices) for p in (part, f.add(part, 1)))
         with f.loop(first_box, last_box) as box:
             place = f.split(box, boxes)
             start = [f.mul(b, size) for b, size in zip(place, plan.box, strict=True)]
@@ -134,21 +129,25 @@ def write(plan: Reduce) -> str:
                             last_block = f.test("eq", block, plan.lane_blocks - 1)
                             f.call_either(last_block, tail, work, *arguments, *fetched(index))
         if plan.slices == 1 and not plan.direct:
-            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, 0, plan.tiles)
     if plan.slices > 1:
         barrier = f.load(team, "ptr", 8)
         f.do(f"call void {barrier}(ptr {team})")
-        with f.items(f.at(team, 128, "i8"), plan.tasks // plan.slices) as unit:
-            group, row, first_row, lane_start = _place(f, plan, unit)
+        units = plan.tasks // plan.slices
+        with f.items(f.at(team, 128, "i8"), units * plan.tiles) as item:
+            of, tile = f.split(item, [units, plan.tiles])
+            group, row, first_row, lane_start = _place(f, plan, of)
             lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
-            slab = f.at(at["sums"], f.mul(unit, plan.slices * plan.slab), plan.sum)
-            with f.loop(0, plan.slab, plan.lanes) as i:
+            slab = f.at(at["sums"], f.mul(of, plan.slices * plan.slab), plan.sum)
+            size = plan.slab // plan.lane_part // plan.tiles
+            with f.loop(0, f.sub(lane_stop, lane_start)) as local, f.loop(0, size, plan.lanes) as inner:
+                i = f.add(f.mul(f.add(f.mul(local, plan.tiles), tile), size), inner)
                 sum_ = f.load(f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
                 for s in range(1, plan.slices):
                     more = f.load(f.at(slab, f.add(i, s * plan.slab), plan.sum), given.vector, size_of(plan.sum))
                     sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
-            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop)
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, tile, f.add(tile, 1))
     if plan.stream:
         f.settle()
     return str(m)
@@ -163,7 +162,7 @@ def _coming(
     more = f.test("slt", f.add(box, 1), last_box)
     unit, part = f.split(f.choose(more, task, following), [plan.tasks // plan.slices, plan.slices])
     group, _, first_row, lane_start = _place(f, plan, unit)
-    first_box = f.min(f.mul(part, -(-total // plan.slices)), total - 1)
+    first_box = f.div(f.mul(part, total), plan.slices)
     box = f.choose(more, f.add(box, 1), first_box)
     start = [f.mul(b, size) for b, size in zip(f.split(box, plan.box_counts), plan.box, strict=True)]
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
@@ -393,9 +392,13 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
 
 
 def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
-    """A function that writes a task's sums to w: (sums, w, group, first own row, first row, lane blocks from, to)."""
-    f = m.function("write_sums", ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until"])
-    sums, to, group, own, first, lane_from, lane_until = f.args
+    """A function that writes a task's sums to w.
+
+    (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to).
+    """
+    names = ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until", "i:top", "i:bottom"]
+    f = m.function("write_sums", names)
+    sums, to, group, own, first, lane_from, lane_until, top, bottom = f.args
     group_step, row_step, lane_step = plan.w_strides
     taps = plan.tap_step if plan.share else len(plan.taps)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and not plan.share
@@ -405,7 +408,7 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
         # Taps lie together in w: lanes by taps are turned into taps by lanes.
         turn = turn_back(m, "turn_taps", n, lane_step, plan.rows * plan.block, plan.accumulate)
     outputs = plan.share[1] if plan.share else 1
-    with f.loop(lane_from, lane_until) as block, f.loop(0, plan.tiles) as t:
+    with f.loop(lane_from, lane_until) as block, f.loop(top, bottom) as t:
         index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
         tile = f.at(sums, f.mul(index, (1 if plan.share else taps) * plan.rows * plan.block), plan.sum)
         lanes = f.min(f.sub(plan.clane, f.mul(block, plan.block)), plan.block)
