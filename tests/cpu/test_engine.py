@@ -41,6 +41,8 @@ NAMED = {
     "an odd width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x7 w3x3 y5x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "an even width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x8 w3x3 y5x8 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "pairs whose first pixel is padding": "w bf16 n1 g1 cx4 cy20 x9 w5 y15 s1 d2 p7",
+    "pairs of images": "w bf16 n6 g1 cx20 cy33 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "pairs of images, over a stride": "w bf16 n4 g2 cx9 cy20 x13x9 w3x3 y7x5 s2x2 d1x1 p1x1 x@nxc y@nxc accumulate",
     "pairs over a stride": "w bf16 n2 g1 cx9 cy20 x4x30 w2x3 y3x15 s2x2 d1x1 p1x1",
     "pairs of channels, one of them read in place": "y bf16 n2 g1 cx34 cy20 x6x6 w3x3 y4x4 s1x1 d1x1 p0x0 x@nxc y@nxc",
     "few channels, backwards over a stride": "x f32 n2 g1 cx3 cy20 x21x20 w7x7 y11x10 s2x2 d1x1 p3x3",
@@ -216,6 +218,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pairs joined where channels lie together": _reduce(lambda r: "channels" in (r.joining("x"), r.joining("y"))),
     "pairs moved where they lie together": _reduce(lambda r: "pixels" in (r.joining("x"), r.joining("y"))),
     "pairs by way of a copy": _reduce(lambda r: "copy" in (r.joining("x"), r.joining("y"))),
+    "pairs of images": _reduce(lambda r: r.pairs and r.sizes_y[-1] == 2 and r.sizes_y[0] > 1),
     "every other pixel the first of a pair": _reduce(lambda r: r.pairs and r.x_join[1] > 1),
     "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
     "reduce in boxes, the last one smaller": _reduce(

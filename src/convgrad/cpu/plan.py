@@ -684,6 +684,8 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     share: tuple[int, int] | None = None
     g, wy, wx = shape.w_channel
     dots = p.dtype == "bf16" and _dots(target)
+    if dots and shape.x_channel[1] == shape.y_channel[1] == 1:
+        shape = _by_images(shape)
     pairs_lie = dots and "y" in _paired_in_place(shape.axes[-1])
     row_side = "x" if turned is not None else _row_side(p, lanes, taps, wx == 1, pairs_lie)
     x_channel, y_channel = shape.x_channel, shape.y_channel
@@ -843,6 +845,20 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
         slices=slices, ahead=ahead, operands=operands, stream=stream,
         accumulate=p.accumulate, half=_half(target), threads=threads, why=tuple(why),
     )  # fmt: skip
+
+
+def _by_images(shape: Shape) -> Shape:
+    """The same problem with pairs of images innermost, if pairs along a row would often lack a partner."""
+    unused, images, *_, row = shape.axes
+    ends = [(max(0, -(o // row.stride)), min(row.y, -((o - row.x) // row.stride))) for o in _offsets(row, True)]
+    met = [(low, high) for low, high in ends if low < high]
+    places = sum(2 * (ceil(high / 2) - low // 2) for low, high in met)
+    filled = sum(high - low for low, high in met) > 0.97 * places
+    if filled or not (unused.plain and unused.x == 1 and images.plain and images.x % 2 == 0):
+        return shape
+    half = images.x // 2
+    outer = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
+    return replace(shape, axes=(outer, *shape.axes[2:], replace(images, x=2, y=2)))
 
 
 def _paired_in_place(a: Axis) -> set[str]:
