@@ -110,19 +110,26 @@ class _Kernel:
     def _by_boxes(self, counter: str) -> None:
         """Boxes of pixels, each with all or a part of the channels."""
         f, plan = self.f, self.plan
-        parts = [plan.groups, *(w.boxes for w in plan.walks), plan.block_groups]
+        parts = [plan.runs, *(w.boxes for w in plan.walks), plan.block_groups]
         with f.items(counter, plan.tasks) as task:
-            group, *boxes, part = f.split(task, parts)
+            run, *boxes, part = f.split(task, parts)
             start = self._begin(boxes)
             share = -(-plan.blocks // plan.block_groups)
             first = f.mul(part, share)
             last = f.min(f.add(first, share), plan.blocks)
-            with f.loop(0, plan.chunks) as chunk:
+            first_group = f.mul(run, plan.run)
+            last_group = f.min(f.add(first_group, plan.run), plan.groups)
+            with f.loop(first_group, last_group) as group, f.loop(0, plan.chunks) as chunk:
                 band = self._band(group, start, chunk)
-                following = f.split(f.min(f.add(task, self.members), plan.tasks - 1), parts)[:-1]
-                more = f.test("slt", chunk, plan.chunks - 1)
-                there = [f.choose(more, a, b) for a, b in zip([group, *boxes], following, strict=True)]
-                coming = (*there, f.choose(more, f.add(chunk, 1), 0)) if plan.chunks > 1 else (*following, 0)
+                # What comes next: the next chunk, or group, or else the task that follows.
+                next_run, *next_boxes, _ = f.split(f.min(f.add(task, self.members), plan.tasks - 1), parts)
+                coming: list[Value] = [f.mul(next_run, plan.run), *next_boxes, 0]
+                inner = [(plan.run, group, f.sub(last_group, 1), [f.add(group, 1), *boxes, 0])]
+                inner.append((plan.chunks, chunk, plan.chunks - 1, [group, *boxes, f.add(chunk, 1)]))
+                for count, number, end, instead in inner:
+                    if count > 1:
+                        more = f.test("slt", number, end)
+                        coming = [f.choose(more, a, b) for a, b in zip(instead, coming, strict=True)]
                 bases = self._bases(coming, group, start, first)
                 with f.loop(first, last) as block:
                     place = f.mul(block, plan.stage) if plan.chunks > 1 else 0
@@ -145,7 +152,7 @@ class _Kernel:
                     more = f.test("slt", box, plan.boxes - 1)
                     next_chunk = f.rem(f.add(chunk, 1), plan.chunks)
                     following = f.split(f.choose(more, f.add(box, 1), 0), counts)
-                    bases = self._bases((group, *following, f.choose(more, chunk, next_chunk)), group, start, block)
+                    bases = self._bases([group, *following, f.choose(more, chunk, next_chunk)], group, start, block)
                     place = f.mul(box, plan.stage) if plan.chunks > 1 else 0
                     self._block(group, block, chunk, start, band, place, 0, bases)
 
@@ -173,7 +180,7 @@ class _Kernel:
         f.call(self.pack_box, f.at(self.source, origin, self.given.storage), self.at[".band"], *corner, channels)
         return self.at[".band"]
 
-    def _bases(self, coming: tuple[Value, ...], group: Value, start: list[Value], block: Value) -> list[str]:
+    def _bases(self, coming: list[Value], group: Value, start: list[Value], block: Value) -> list[str]:
         """What is asked for ahead: where the input that comes next begins, (group, boxes, chunk), and the results."""
         f, plan = self.f, self.plan
         if plan.ahead is None:

@@ -181,6 +181,7 @@ class Gather(Nest):
     short: int  # rows of a second tile, for what is left of a phase's pixels; 0 if there is none
     vectors: int
     groups: int  # computed one after another
+    run: int  # groups that a task takes
     cin: int  # channels to sum over, in a group; an even number in pairs
     given: int  # those that there are
     cout: int  # channels wanted, in a group
@@ -235,6 +236,11 @@ class Gather(Nest):
         return prod(w.box * w.phi for w in self.walks) + self.rows * len(self.phases)
 
     @property
+    def runs(self) -> int:
+        """Tasks that the groups make."""
+        return ceil(self.groups / self.run)
+
+    @property
     def region(self) -> Ints:
         """Results of a box along each axis."""
         return tuple(w.box * w.phi for w in self.walks)
@@ -252,7 +258,7 @@ class Gather(Nest):
     @property
     def tasks(self) -> int:
         """Pieces of work that threads take."""
-        return self.groups * (self.blocks if self.own else self.boxes * self.block_groups)
+        return self.groups * self.blocks if self.own else self.runs * self.boxes * self.block_groups
 
     @property
     def width(self) -> int:

@@ -317,10 +317,18 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     budget = target.l2 // 3
     if staged:  # The sums of a block of channels lie beside the band.
         pixel_bytes, budget = pixel_bytes + block * sum_dtype.itemsize, target.l2 // 2
+    # Several groups in a task: their pixels are listed once, and whole lines of memory are read and written.
+    size, out_size = DTYPES[p.dtype].size, DTYPES[p.out_dtype].size
+    run = min(groups, ceil(4 * LINE / min(cin * size, cout * out_size)))
+    run = ceil(groups / ceil(groups / run))
+    if run > 1:
+        why.append(f"{run} groups in a task")
+        pixel_bytes += run * (cin * size + cout * out_size)
+    runs = ceil(groups / run)
     # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
     # spoils, so which of them are taken must not depend on the number of threads.
-    few = _gather_box(shape.axes, forward, TEAM * 3, pixel_bytes, budget, most, rows, groups * parts)
-    box = _gather_box(shape.axes, forward, threads * 3, pixel_bytes, budget, most, rows, groups * parts)
+    few = _gather_box(shape.axes, forward, TEAM * 3, pixel_bytes, budget, most, rows, runs * parts)
+    box = _gather_box(shape.axes, forward, threads * 3, pixel_bytes, budget, most, rows, runs * parts)
     sum_length = share[0] if share else cin
     rows, short, split = _best_split(
         shape.axes, forward, few, rows, vectors, sum_length, in_place, target, alone=share is not None
@@ -335,7 +343,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
     step = [q.stride for q in packs] if in_place else [e * band_pitch for e in entry_steps(packs)]
     phases, meetings = _phases(shape.axes, walks, step)
     boxes = prod(w.boxes for w in walks)
-    tasks = groups * boxes
+    tasks = runs * boxes
     wanted = 8 * threads if parts > 1 else 2 * threads
     block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
     block_groups = ceil(blocks / ceil(blocks / block_groups))
@@ -353,7 +361,7 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append("results go past the caches, which they exceed")
     ahead = None
     if boxes > 1 and p.bytes > target.l2 and not share:
-        size, part = DTYPES[p.dtype].size, 1 if own else ceil(blocks / block_groups)
+        part = 1 if own else ceil(blocks / block_groups)
         spans = [
             min((w.box - 1) * w.sigma + _reach(a, forward), q.size)
             for w, q, a in zip(walks, packs, shape.axes, strict=True)
@@ -367,7 +375,8 @@ def _gather(p: Problem, target: Target, threads: int) -> Plan:
         why.append("the next box is asked for while one is computed")
     return Gather(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
-        lanes=lanes, rows=rows, short=short, vectors=vectors, groups=groups, cin=share[0] if share else cin + odd,
+        lanes=lanes, rows=rows, short=short, vectors=vectors, groups=groups, run=run,
+        cin=share[0] if share else cin + odd,
         given=share[0] if share else cin, cout=out_total,
         share=share, pairs=pairs, chunk=share[0] if share else chunk + odd, walks=walks, packs=packs, in_place=in_place,
         staged=staged,
@@ -731,7 +740,10 @@ def _reduce(p: Problem, target: Target, threads: int, turned: Problem | None = N
     if share:
         box = _reduce_box(shape.axes, target, block * item * together // 2, 2 * block * item * together)
     else:
-        box = _reduce_box(shape.axes, target, block * (2 if pairs else item), pitch(min(crow, 256), lanes) * item)
+        lane_bytes = block * (2 if pairs else item)
+        if lanes_in_place:
+            lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+        box = _reduce_box(shape.axes, target, lane_bytes, pitch(min(crow, 256), lanes) * item)
     if pairs:
         why.append("pixels of bf16 two at a time (avx512_bf16)")
         box[-1] = min(up(box[-1], 2), shape.axes[-1].y)
