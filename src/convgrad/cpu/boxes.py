@@ -219,6 +219,9 @@ def unpack(
     turn = None
     if channel_step != 1 and steps[3] == 1 and square:
         turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream)
+        if steps[2] == extents[3]:
+            # Whole rows, one after another in the tensor as in the stage: one long row.
+            n2, n3 = 1, f.mul(n2, n3)
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
         source = f.at(stage, row, n.sum)
