@@ -213,7 +213,8 @@ def unpack(
     The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there.
     """
     f = m.function(name, ["p:from", "p:to", "i:n0", "i:n1", "i:n2", "i:n3", "i:channels"])
-    stage, to, n0, n1, n2, n3, channels = f.args
+    stage, to, *counts, channels = f.args
+    n0, n1, n2, n3 = list[Value](counts)
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
     turn = None

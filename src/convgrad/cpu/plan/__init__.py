@@ -1,0 +1,43 @@
+"""How a problem is computed on a CPU. A pure function of problem, target and threads; every heuristic lives here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...spec.problem import Problem
+from ..nests import Declined, Plan
+from ..target import Target
+from . import gather, reduce, slide
+from .machine import TEAM
+from .shape import Axis, simplify
+
+__all__ = ["Axis", "make_plan", "simplify"]
+
+ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
+SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
+
+
+def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
+    """The plan for a problem.
+
+    Work is cut for a rounded number of threads, so that one kernel serves neighbouring numbers of them.
+    """
+    if problem.flops < ALONE and problem.bytes < ALONE:
+        threads = 1
+    team = TEAM
+    while team < threads:
+        team *= 2
+    if slide.slides(problem):
+        plan: Plan = slide.plan(problem, target, team)
+    elif problem.wanted == "w":
+        plan = reduce.plan(problem, target, team)
+    elif (turned := reduce.turn(problem, target)) is not None:
+        plan = reduce.plan(turned, target, team, turned=problem)
+    else:
+        plan = gather.plan(problem, target, team)
+    if isinstance(plan, Declined):
+        return plan
+    largest = plan.item * max(problem.size(role) for role in ("x", "w", "y"))
+    if plan.shared > 4 * largest + SHARED:
+        return Declined(f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel")
+    return replace(plan, threads=min(threads, plan.tasks))

@@ -1,0 +1,430 @@
+"""Plans for y and x: what the lanes hold, how sums, pixels and tasks are cut, what is packed and asked for ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heapreplace
+from itertools import pairwise, product
+from math import ceil, prod
+
+from ...dtypes import DTYPES
+from ...spec.problem import Ints, Problem
+from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
+from ..numbers import LINE
+from ..target import Target
+from .machine import ROOM, TEAM, dots, half, most_vectors, shorter, streams, tile
+from .shape import (
+    Axis,
+    Shape,
+    inside,
+    lines,
+    longest,
+    packed,
+    phases_of,
+    reach,
+    simplify,
+    tap_offsets,
+    walks_of,
+)
+
+LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
+SECOND = 0.005  # a second tile is compiled if it saves more than this share of the time
+FOLD = 1.3  # results are folded if that saves so much
+PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
+PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
+
+
+def plan(p: Problem, target: Target, threads: int) -> Plan:
+    """A plan for the results or the data gradient of a problem."""
+    return Planner(p, target, threads).plan()
+
+
+class Planner:
+    """Decisions about one problem, each building on those before it."""
+
+    def __init__(self, p: Problem, target: Target, threads: int) -> None:
+        self.p, self.target, self.threads = p, target, threads
+        self.why: list[str] = []
+        self.shape = simplify(p)
+        self.forward = p.wanted == "y"
+        self.sum_dtype = DTYPES[p.dtype].accumulator
+        self.item = self.sum_dtype.itemsize
+        self.lanes = target.lanes(self.item)
+        self.size, self.out_size = DTYPES[p.dtype].size, DTYPES[p.out_dtype].size
+        x, y = (p.cx, self.shape.x_channel), (p.cy, self.shape.y_channel)
+        given, wanted = (x, y) if self.forward else (y, x)
+        self.cin, self.in_channel = given
+        self.cout, self.out_channel = wanted
+        g, cy, cx = self.shape.w_channel
+        self.w_strides = (g, cy, cx) if self.forward else (g, cx, cy)
+
+    def plan(self) -> Plan:
+        """The plan, or why there is none."""
+        if prod(self._phi()) > PHASES:
+            return Declined(f"strides {self.p.stride} make more than {PHASES} phases")
+        self._fill_lanes()
+        self._cut_sums()
+        self._take_input()
+        self._cut_pixels()
+        band = prod(q.extent for q in self.packs) * self.pitch * self.item
+        if not self.in_place and band > max(64 << 20, 4 * self.p.bytes):
+            return Declined(f"a band of {band >> 20} MiB for one box of pixels")
+        self._share_out()
+        self._use_caches()
+        return self._made()
+
+    def _phi(self) -> list[int]:
+        """Phases of the results along each axis."""
+        return [1 if self.forward else a.stride for a in self.shape.axes]
+
+    def _fill_lanes(self) -> None:
+        """What the lanes hold: wanted channels of a group, of several groups, or of neighbouring results."""
+        p, lanes, cin, cout = self.p, self.lanes, self.cin, self.cout
+        self.share: tuple[int, int] | None = None
+        self.fold: Fold | None = None
+        self.groups, self.in_total, self.out_total = p.g, cin, cout
+        if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout:
+            # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
+            self.share, self.groups = (cin, cout), 1
+            self.in_total, self.out_total = p.g * cin, p.g * cout
+            self.why.append(f"{lanes // cout} groups side by side in a vector")
+        if p.g == 1 and 2 * cout <= lanes:
+            most = self.target.tile[1] if self.target.tile else most_vectors(self.target)
+            folded = _folded(self.shape, self.forward, cout, self.w_strides[1], self.out_channel[1], lanes, most)
+            if folded is not None:
+                # From here on a gather like any other, of fewer pixels with more channels.
+                self.shape, self.fold = folded
+                self.forward = True
+                self.cout = self.out_total = prod(self.fold.factors) * cout
+                self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
+        self.rows, self.vectors = tile(self.target, lanes, self.out_total)
+        if self.share and not self.target.tile:
+            self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
+        self.block = lanes * self.vectors
+        self.blocks = ceil(self.out_total / self.block)
+        self.taps = prod(a.k for a in self.shape.axes)
+
+    def _cut_sums(self) -> None:
+        """Channels that are summed in one go, so that their weights stay in the second-level cache."""
+        cin, item = self.cin, self.item
+        self.most = 4096  # pixels in a box: the tables and the stage stay small
+        if self.share:
+            self.chunk = self.in_total
+        else:
+            steps = self.target.l2 // 3 // (item * self.block)
+            parts = max(1, ceil(self.taps * cin / steps))
+            self.chunk = max(1, min(cin, up(ceil(cin / parts), self.lanes)))
+            if self.chunk < cin:
+                # Between chunks a thread keeps the sums of a box over all channels.
+                self.most = min(self.most, ROOM // (up(self.cout, self.block) * item))
+                if self.most < prod(self._phi()):
+                    self.most, self.chunk = 4096, cin  # those of the smallest box are too many
+        self.pitch = pitch(self.in_total if self.share else self.chunk, self.lanes)
+
+    def _take_input(self) -> None:
+        """How the input is read and the results are written: in pairs, in place, through a stage."""
+        p, cin, chunk = self.p, self.cin, self.chunk
+        # The channel beside the last of an odd number must hold a number in the band, which it does if vectors are
+        # copied.
+        last = self.shape.axes[-1]
+        last_step = last.x_step if self.forward else last.y_step
+        vectors_copied = self.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
+        evenly = cin % 2 == chunk % 2 == 0 or (2 < cin == chunk <= 256 and vectors_copied)
+        self.pairs = p.dtype == "bf16" and dots(self.target) and not self.share and evenly
+        if self.pairs:
+            self.why.append("products of bf16 two at a time (avx512_bf16)")
+        self.odd = self.pairs and cin % 2 == 1  # then the last channel is paired with a weight of zero
+        dense = (self.in_channel[1] == 1 or (self.in_total == 1 and not self.pairs)) and not self.odd
+        exact = self.pairs or DTYPES[p.dtype].numpy == self.sum_dtype
+        self.in_place = not self.share and dense and exact and all(inside(a, self.forward) for a in self.shape.axes)
+        if self.in_place:
+            self.why.append("the input is read in place: no padding, channels innermost, no conversion")
+        apart = self.out_channel[1] != 1 and self.out_total > 1
+        self.staged = apart or chunk < cin or self.fold is not None
+        if self.staged and self.fold is None:
+            reason = "channels are not innermost" if chunk == cin else "sums in parts"
+            self.why.append(f"results go through a stage: {reason}")
+        if self.share:
+            # Channels of one group after another make one run of channels.
+            self.in_channel = (0, self.in_channel[1] if self.share[0] > 1 else self.in_channel[0])
+            self.out_channel = (0, self.out_channel[1] if self.share[1] > 1 else self.out_channel[0])
+            self.staged = self.out_channel[1] != 1
+
+    def _cut_pixels(self) -> None:
+        """Boxes of pixels, tiles in them, and borders that are kept apart."""
+        axes, forward = self.shape.axes, self.forward
+        # Tasks may share a box, each with a part of the channels, if packing it again costs little beside the products.
+        self.parts = self.blocks if self.in_place or self.taps * self.vectors >= 16 else 1
+        pixel_bytes, budget = self.pitch * self.item, self.target.l2 // 3
+        if self.staged:  # The sums of a block of channels lie beside the band.
+            pixel_bytes, budget = pixel_bytes + self.block * self.item, self.target.l2 // 2
+        # Several groups in a task: their pixels are listed once, and whole lines of memory are read and written.
+        group_bytes = (self.cin * self.size, self.cout * self.out_size)
+        run = min(self.groups, ceil(4 * LINE / min(group_bytes)))
+        self.run = ceil(self.groups / ceil(self.groups / run))
+        self.runs = ceil(self.groups / self.run)
+        if self.run > 1:
+            self.why.append(f"{self.run} groups in a task")
+            pixel_bytes += self.run * sum(group_bytes)
+        # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
+        # spoils, so which of them are taken must not depend on the number of threads.
+        few, box = (
+            _cut(axes, forward, threads, pixel_bytes, budget, self.most, self.rows, self.runs * self.parts)
+            for threads in (TEAM, self.threads)
+        )
+        length = self.share[0] if self.share else self.cin
+        self.rows, self.short, split = _best_split(
+            axes, forward, few, self.rows, self.vectors, length, self.in_place, self.target, alone=bool(self.share)
+        )
+        if any(split):
+            self.why.append("pixels at the border leave out the taps that meet only padding")
+        self.walks = walks_of(axes, forward, box, split, self.in_place)
+        self.packs = tuple(packed(a, w, forward, self.in_place) for a, w in zip(axes, self.walks, strict=True))
+        self.boxes = prod(w.boxes for w in self.walks)
+
+    def _share_out(self) -> None:
+        """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
+        p, blocks, threads = self.p, self.blocks, self.threads
+        tasks = self.runs * self.boxes
+        wanted = 8 * threads if self.parts > 1 else 2 * threads
+        block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
+        self.block_groups = ceil(blocks / ceil(blocks / block_groups))
+        # With many weights and few pixels it pays that each thread packs its own: they do not leave its cache.
+        weights = self.taps * self.cin * self.out_total * self.size
+        sums = up(p.size(p.wanted) // p.g // self.cout, 16) * self.block * self.item
+        strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
+        widths = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
+        self.own = (
+            not (self.in_place or self.share or self.fold)
+            and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
+            and weights > self.target.l2
+            and sums <= ROOM
+            and self.groups * blocks >= 2 * threads
+            and _lost(self.groups * widths, threads) < 0.05
+        )
+        if self.own:
+            self.why.append("each block of channels has its weights packed by the thread that takes it")
+
+    def _use_caches(self) -> None:
+        """What is written past the caches, and what is asked for ahead."""
+        p = self.p
+        self.stream = streams(p, self.target) and self.fold is None
+        if self.stream:
+            self.why.append("results go past the caches, which they exceed")
+        self.ahead: Ahead | None = None
+        if self.boxes == 1 or p.bytes <= self.target.l2 or self.share:
+            return
+        part = 1 if self.own else ceil(self.blocks / self.block_groups)
+        spans = [
+            min((w.box - 1) * w.sigma + reach(a, self.forward), q.size)
+            for w, q, a in zip(self.walks, self.packs, self.shape.axes, strict=True)
+        ]
+        regions = [lines(spans, [q.stride for q in self.packs], self.chunk, self.in_channel[1], self.size)]
+        results = [w.box * w.phi for w in self.walks]
+        if not self.stream and self.fold is None:
+            steps = [w.out_step for w in self.walks]
+            channels = min(self.out_total, part * self.block)
+            regions.append(lines(results, steps, channels, self.out_channel[1], self.out_size))
+        self.ahead = Ahead(tuple(regions), part * max(1, prod(results) // self.rows), self.chunk)
+        self.why.append("the next box is asked for while one is computed")
+
+    def _made(self) -> Gather:
+        p, share = self.p, self.share
+        steps = [q.stride for q in self.packs]
+        if not self.in_place:
+            steps = [e * self.pitch for e in entry_steps(self.packs)]
+        phases, meetings = phases_of(self.shape.axes, self.walks, steps)
+        return Gather(
+            wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double",
+            lanes=self.lanes, rows=self.rows, short=self.short, vectors=self.vectors, groups=self.groups, run=self.run,
+            cin=share[0] if share else self.cin + self.odd, given=share[0] if share else self.cin, cout=self.out_total,
+            share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, walks=self.walks,
+            packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch, in_channel=self.in_channel,
+            out_channel=self.out_channel, w_strides=self.w_strides, taps=tap_offsets(self.shape.axes),
+            meetings=meetings, phases=phases, block_groups=self.block_groups, own=self.own, ahead=self.ahead,
+            stream=self.stream, fold=self.fold, bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target),
+            threads=self.threads, why=tuple(self.why),
+        )  # fmt: skip
+
+
+def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
+    """Where each tap of an axis reads, for the result at that place: {how far from the input's position: tap}."""
+    if forward:
+        return {place * a.stride + k * a.dilation - a.pad: k for k in range(a.k)}
+    met = {k: place + a.pad - k * a.dilation for k in range(a.k)}
+    return {at // a.stride: k for k, at in met.items() if at % a.stride == 0}
+
+
+def _folded(
+    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, lanes: int, most: int
+) -> tuple[Shape, Fold] | None:
+    """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
+
+    Results at q*factor + place, for all places, read the union of their inputs, around q*factor*stride (forward) or
+    q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input.
+    """
+    units = [1 if forward else a.stride for a in shape.axes]
+    if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
+        return None
+    room = most * lanes // channels
+    choices = [range(u, room + 1, u) if a.k > 1 else (1,) for a, u in zip(shape.axes, units, strict=True)]
+
+    def reads(a: Axis, factor: int) -> list[int]:
+        return sorted({at for place in range(factor) for at in _reached(a, forward, place)})
+
+    spans = [{c: reads(a, c) for c in choice} for a, choice in zip(shape.axes, choices, strict=True)]
+
+    def steps(factors: Ints) -> float:
+        vectors = ceil(prod(factors) * channels / lanes)
+        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) * vectors / prod(factors)
+
+    fitting = [f for f in product(*choices) if prod(f) <= room]
+    factors = min(fitting, key=steps, default=None)
+    plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True))
+    if factors is None or plain < FOLD * steps(factors):
+        return None
+    chosen = [span[c] for span, c in zip(spans, factors, strict=True)]
+    axes = []
+    for a, factor, at in zip(shape.axes, factors, chosen, strict=True):
+        gaps = {high - low for low, high in pairwise(at)} or {1}
+        if len(gaps) > 1:
+            return None
+        sizes = (a.x, ceil(a.y / factor)) if forward else (a.y, ceil(a.x / factor))
+        stride = factor * a.stride if forward else factor // a.stride
+        in_step, out_step = (a.x_step, a.y_step) if forward else (a.y_step, a.x_step)
+        axes.append(Axis(*sizes, len(at), stride, gaps.pop(), -at[0], in_step, 0, out_step * factor))
+    table = []
+    for where in product(*chosen):
+        for places in product(*map(range, factors)):
+            taps = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
+            here = None if None in taps else sum(k * a.w_step for k, a in zip(taps, shape.axes, strict=True) if k)
+            table += [0 if here is None else 2 * (here + c * w_step) + 1 for c in range(channels)]
+    sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
+    steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
+    fold = Fold(factors, sizes_out, steps_out, channels, channel_step, tuple(table))
+    return replace(shape, axes=tuple(axes)), fold
+
+
+def _best_split(
+    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, vectors: int, channels: int, in_place: bool,
+    target: Target, alone: bool,
+) -> tuple[int, int, tuple[bool, ...]]:  # fmt: skip
+    """How many rows a tile has, how many a second one for what is left, and on which axes border pixels are kept apart.
+
+    What takes the fewest steps: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+    `alone` says that there shall be no second tile.
+    """
+    none = (False,) * len(axes)
+    if prod(a.stride for a in axes) > 64 and not forward:
+        return rows, 0, none
+    splits = [none]
+    if not in_place:
+        split_axes = [i for i, a in enumerate(axes) if 1 < a.k <= 16]
+        splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
+        if len(split_axes) > 1 and prod(2 * axes[i].k - 1 for i in split_axes) <= PIECES:
+            splits.append(tuple(i in split_axes for i in range(len(axes))))
+
+    def runs(split: tuple[bool, ...]) -> dict[tuple[int, int], int]:
+        """How often so many pixels meet so many taps."""
+        # Per axis, the kinds of boxes with how often they come; per kind, (positions, taps) of each stretch.
+        kinds: list[dict[tuple[tuple[int, int], ...], int]] = []
+        for w in walks_of(axes, forward, box, split, in_place):
+            seen: dict[tuple[tuple[int, int], ...], int] = {}
+            for b in range(min(w.boxes, 64)):
+                low, high = b * w.box, (b + 1) * w.box
+                spans = ((min(t.stop, high) - max(t.start, low), len(t.taps)) for t in w.stretches)
+                there = tuple((n, taps) for n, taps in spans if n > 0)
+                seen[there] = seen.get(there, 0) + 1
+            kinds.append(seen)
+        total: dict[tuple[int, int], int] = {}
+        for combo in product(*(k.items() for k in kinds)):
+            times = prod(often for _, often in combo)
+            for parts in product(*(there for there, _ in combo)):
+                run = prod(n for n, _ in parts), prod(t for _, t in parts)
+                total[run] = total.get(run, 0) + times
+        return total
+
+    def steps(total: dict[tuple[int, int], int], height: int, short: int) -> float:
+        whole, less = (
+            shorter(target, rows, vectors, height) * height,
+            shorter(target, rows, vectors, short) * max(short, LEAST),
+        )
+        cost = 1 + SECOND if short else 1.0
+        return cost * sum(
+            often
+            * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
+            * (taps * channels + 16)
+            for (n, taps), often in total.items()
+        )
+
+    heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
+    tiles = [(height, short) for height in heights for short in range(1 if alone else height)]
+    totals = [(split, runs(split)) for split in splits]
+    _, best = min((steps(total, *tile), (*tile, split)) for split, total in totals for tile in tiles)
+    return best
+
+
+def _cut(
+    axes: tuple[Axis, ...], forward: bool, threads: int, pixel_bytes: int, budget: int, most: int, rows: int,
+    groups: int,
+) -> list[int]:  # fmt: skip
+    """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
+    phi = [1 if forward else a.stride for a in axes]
+    sigma = [a.stride if forward else 1 for a in axes]
+    count = [ceil((a.y if forward else a.x) / f) for a, f in zip(axes, phi, strict=True)]
+    spread = [reach(a, forward) - 1 for a in axes]
+
+    def entries(box: list[int]) -> int:
+        return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True))
+
+    most = max(1, most // prod(phi))  # positions of one phase
+    box = [1] * len(axes)
+    for i in reversed(range(len(axes))):
+
+        def fits(b: int, i: int = i) -> bool:
+            trial = [*box[:i], b, *box[i + 1 :]]
+            return prod(trial) <= most and entries(trial) * pixel_bytes <= budget
+
+        box[i] = longest(count[i], fits)
+        if box[i] < count[i]:
+            break
+    # Enough boxes that every thread has work to the end.
+    for i in range(len(axes)):
+        while (
+            groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) < 3 * threads
+            and box[i] > 1
+            and prod(box) >= 8 * rows
+        ):
+            box[i] = ceil(box[i] / 2)
+    return _evened(count, box, groups, threads)
+
+
+def _evened(count: Sequence[int], box: list[int], groups: int, threads: int) -> list[int]:
+    """Boxes with which threads come to an end together: the outermost axis that is cut, in some more pieces."""
+    cut = next((i for i, (c, b) in enumerate(zip(count, box, strict=True)) if b < c), None)
+    if cut is None or groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) > 32 * threads:
+        return box  # nothing to cut, or so many pieces that nothing is lost
+    least = ceil(count[cut] / box[cut])
+
+    def lost(size: int) -> float:
+        lengths = [size if i == cut else b for i, b in enumerate(box)]
+        pieces = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(count, lengths, strict=True)]
+        return _lost(groups * [prod(each) for each in product(*pieces)], threads) + 0.02 * len(pieces[cut]) / least
+
+    best = min((ceil(count[cut] / cuts) for cuts in range(least, least + 8)), key=lost)
+    return [best if i == cut else b for i, b in enumerate(box)]
+
+
+def _lost(sizes: Sequence[int], threads: int) -> float:
+    """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
+
+    The mean for that number of them and half of it.
+    """
+    lost = []
+    for team in (threads // 2, threads):
+        ends = [0] * team
+        for size in sizes:
+            heapreplace(ends, ends[0] + size)
+        lost.append(1 - sum(sizes) / (team * max(ends)))
+    return sum(lost) / len(lost)

@@ -1,0 +1,358 @@
+"""Plans for w, and for 1x1 convolutions as sums over channels: which side is where, how pixels and results are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import ceil, prod
+
+from ...dtypes import DTYPES
+from ...spec.problem import Problem
+from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, reduce_pitch, up
+from ..target import Target
+from .machine import ROOM, dots, half, shorter, streams, tile
+from .shape import (
+    AXES,
+    Axis,
+    Shape,
+    lines,
+    longest,
+    met_by,
+    offsets,
+    packed,
+    phases_of,
+    simplify,
+    tap_offsets,
+    walks_of,
+)
+
+SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
+
+
+def plan(p: Problem, target: Target, threads: int, turned: Problem | None = None) -> Plan:
+    """A plan for the weight gradient of a problem, or for the 1x1 convolution that it stands for."""
+    return Planner(p, target, threads, turned).plan()
+
+
+def turn(p: Problem, target: Target) -> Problem | None:
+    """A 1x1 convolution whose pixels lie together in x and y, as a sum over channels: pixels then go to the lanes.
+
+    Each image is a group of its own, w is in the place of x, and pixels are in that of y's channels:
+        out[n][c][pixel] = Σ_k w[k][c] · in[n][k][pixel]
+    """
+    lanes = target.lanes(DTYPES[p.dtype].accumulator.itemsize)
+    axes = [a for a in simplify(p).axes if not (a.plain and a.x == 1)]
+    if p.g > 1 or p.bias_stride is not None or not 1 <= len(axes) <= 2 or not all(a.plain for a in axes):
+        return None
+    last, images = axes[-1], axes[0] if len(axes) == 2 else Axis(1, 1)
+    together = last.x_step == last.y_step == 1 and 1 not in (p.x_strides[2], p.y_strides[2])
+    if not together or last.x < 4 * lanes or last.x < 0.95 * up(last.x, lanes):
+        return None
+    if p.wanted == "y":
+        given, wanted, terms, rows = p.x_strides[2], p.y_strides[2], p.cx, p.cy
+        image, out_image, w_row, w_term = images.x_step, images.y_step, p.w_strides[1], p.w_strides[2]
+    else:
+        given, wanted, terms, rows = p.y_strides[2], p.x_strides[2], p.cy, p.cx
+        image, out_image, w_row, w_term = images.y_step, images.x_step, p.w_strides[2], p.w_strides[1]
+    one = (1,)
+    return replace(
+        p, wanted="w", n=1, g=images.x, cx=rows, cy=last.x, x=(terms,), w=one, y=(terms,), stride=one, dilation=one,
+        pad=(0,), x_strides=(0, 0, w_row, w_term), w_strides=(out_image, 1, wanted, 0),
+        y_strides=(0, image, 1, given),
+    )  # fmt: skip
+
+
+class Planner:
+    """Decisions about one problem, each building on those before it.
+
+    `turned` is the 1x1 convolution that the problem stands for, if it does.
+    """
+
+    def __init__(self, p: Problem, target: Target, threads: int, turned: Problem | None) -> None:
+        self.p, self.target, self.threads, self.turned = p, target, threads, turned
+        self.why: list[str] = []
+        self.operands = ("x", "y", "w")
+        if turned is not None:
+            self.operands = ("w", "x", "y") if turned.wanted == "y" else ("w", "y", "x")
+            self.why.append("pixels in the lanes: a 1x1 convolution, and they lie together")
+        self.shape = simplify(p)
+        self.sum_dtype = DTYPES[p.dtype].accumulator
+        self.item = self.sum_dtype.itemsize
+        self.lanes = target.lanes(self.item)
+        self.taps = prod(a.k for a in self.shape.axes)
+        self.x_channel, self.y_channel = self.shape.x_channel, self.shape.y_channel
+
+    def plan(self) -> Plan:
+        """The plan, or why there is none."""
+        self._fill_lanes()
+        self._take_inputs()
+        self._cut_pixels()
+        self._cut_results()
+        self._lay_bands()
+        band = prod(q.extent for q in self.x_packs) * self.x_pitch * self.item
+        if band > max(64 << 20, 4 * self.p.bytes):
+            return Declined(f"a band of {band >> 20} MiB for one box of pixels")
+        self._use_caches()
+        return self._made()
+
+    def _fill_lanes(self) -> None:
+        """Whose channels the rows and the lanes of the tile hold, and whether pixels are taken in pairs."""
+        p, target, lanes = self.p, self.target, self.lanes
+        g, wy, wx = self.shape.w_channel
+        dotted = p.dtype == "bf16" and dots(target)
+        self.share: tuple[int, int] | None = None
+        self.groups = p.g
+        if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
+            self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
+            self.crow, self.clane = p.cx, p.g * p.cy
+            self.x_channel = (0, self.x_channel[1] if p.cx > 1 else self.x_channel[0])
+            self.y_channel = (0, self.y_channel[1] if p.cy > 1 else self.y_channel[0])
+            self.vectors = target.tile[1] if target.tile else 1
+            most = 14 if target.registers >= 32 else 9
+            step = max(1, most // self.vectors // p.cx)
+            step = ceil(self.taps / ceil(self.taps / step))
+            self.rows = step * p.cx
+            self.why.append(f"{lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
+        else:
+            if dotted and self.x_channel[1] == self.y_channel[1] == 1:
+                self.shape = _by_images(self.shape)
+            pairs_lie = dotted and "y" in _paired_in_place(self.shape.axes[-1])
+            self.row_side = "x" if self.turned is not None else _row_side(p, lanes, self.taps, wx == 1, pairs_lie)
+            self.crow, self.clane = (p.cx, p.cy) if self.row_side == "x" else (p.cy, p.cx)
+            self.highest, self.vectors = tile(target, lanes, self.clane)
+            self.rows = self._height(self.crow)
+        self.pairs = dotted and not self.share and self.shape.axes[-1].y > 1
+        self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
+        self.block = lanes * self.vectors
+        self.blocks = ceil(self.clane / self.block)
+
+    def _height(self, channels: int) -> int:
+        """Rows of the tile that fill it best with so many channels."""
+        heights = range(self.highest, max(self.highest - 3, 0), -1)
+
+        def cost(rows: int) -> float:
+            return ceil(channels / rows) * rows * shorter(self.target, self.highest, self.vectors, rows)
+
+        return min(self.highest if self.target.tile else min(heights, key=cost), channels)
+
+    def _take_inputs(self) -> None:
+        """Which side is read where it lies."""
+        p, last = self.p, self.shape.axes[-1]
+        x, y = (self.x_channel[1], last.x_step), (self.y_channel[1], last.y_step)
+        (channel, pixel), (lane_channel, _) = (x, y) if self.row_side == "x" else (y, x)
+        # Rows are broadcast an element at a time, and each tap meets only what lies inside: nothing need be packed if
+        # elements that are read one after another lie together.
+        together = 1 in (channel, pixel) or self.crow == 1
+        self.in_place = not self.share and DTYPES[p.dtype].numpy == self.sum_dtype and together
+        self.in_place = self.in_place or (self.pairs and self.row_side in _paired_in_place(last))
+        if self.in_place:
+            self.why.append(f"{self.row_side} is read in place: channels or pixels lie together, no conversion")
+        # With one tap the other side is read once for each tile of rows: packing it would not pay.
+        lanes_lie = self.taps == 1 and lane_channel == 1 and self.clane % self.lanes == 0
+        self.lanes_in_place = self.in_place and not self.pairs and self.turned is None and lanes_lie
+        if self.lanes_in_place:
+            self.why.append("so is the other side, whose channels fill whole vectors")
+
+    def _cut_pixels(self) -> None:
+        """Boxes of pixels, and the parts of the sum: neither may depend on the number of threads."""
+        axes, block, item = self.shape.axes, self.block, self.item
+        # Blocks of one task, so that whole cache lines are read at a time.
+        self.together = min(4, self.blocks) if self.share else 1
+        if self.share:
+            lane_bytes, row_bytes = block * item * self.together // 2, 2 * block * item * self.together
+        else:
+            lane_bytes, row_bytes = block * (2 if self.pairs else item), pitch(min(self.crow, 256), self.lanes) * item
+        if self.lanes_in_place:
+            lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+        self.box = _cut(axes, self.target, lane_bytes, row_bytes)
+        if self.pairs:
+            self.why.append("pixels of bf16 two at a time (avx512_bf16)")
+            self.box[-1] = min(up(self.box[-1], 2), axes[-1].y)
+        boxes = prod(ceil(a.y / b) for a, b in zip(axes, self.box, strict=True))
+        units = self.groups * ceil(self.blocks / self.together) if self.share else self.groups
+        sums = self.blocks * self.crow * self.taps * block * item
+        self.slices = 1
+        if units >= 16 or boxes < 32 or sums > self.target.l2 // 3:
+            return
+        # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
+        # packed once.
+        most = max(4, min(16, SUMS // sums // 4 * 4))
+        self.slices = min(ceil(most / units), boxes // 4)
+        self.why.append(f"sums over pixels in {self.slices} parts, added in order")
+        cut = [i for i, (a, b) in enumerate(zip(axes, self.box, strict=True)) if b < a.y]
+        if len(cut) == 1:  # as many boxes in each part
+            even = ceil(axes[cut[0]].y / up(boxes, self.slices))
+            self.box[cut[0]] = up(even, 2) if self.pairs and cut[0] == len(axes) - 1 else even
+
+    def _cut_results(self) -> None:
+        """Parts of the result for tasks: sums that stay in the second-level cache, and work for every thread."""
+        crow, blocks, threads = self.crow, self.blocks, self.threads
+        self.row_part, self.lane_part = crow, self.together
+        if self.share:
+            return
+        row_part, lane_part = crow, blocks
+        sums = self.taps * self.block * self.item
+        while lane_part > 1 and lane_part * row_part * sums > self.target.l2 // 3:
+            lane_part = ceil(lane_part / 2)
+        while row_part > 4 * self.rows and lane_part * row_part * sums > self.target.l2 // 3:
+            row_part = ceil(row_part / 2)
+        pixels = prod(self.box) if self.row_side == "x" else _entries(self.shape.axes, self.box)
+        room = ROOM if self.turned is None else self.target.l2 // 4
+        while lane_part > 1 and lane_part * pixels * self.block * self.item > room:
+            lane_part = ceil(lane_part / 2)
+
+        def tasks() -> int:
+            return self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
+
+        # Tasks of equal size are as many as the threads, or a multiple; of unequal size, a few more.
+        uneven = ceil(self.clane / self.lanes) % self.vectors > 0
+        while tasks() < 8 * threads and (tasks() % threads or (uneven and tasks() < 2 * threads)):
+            if lane_part > 1:
+                lane_part = ceil(lane_part / 2)
+            elif row_part > (4 if tasks() > threads else 2) * self.rows:
+                row_part = min(row_part - 1, ceil(crow / (ceil(crow / row_part) + 1)))
+            else:
+                break
+        self.lane_part = lane_part
+        self.row_part = max(ceil(crow / ceil(crow / row_part)), min(self.rows, crow))
+        if not self.target.tile:
+            self.rows = self._height(self.row_part)
+
+    def _lay_bands(self) -> None:
+        """The bands of x and y: what is copied into them, and how the sums walk over them."""
+        axes, box, row_side = self.shape.axes, self.box, self.row_side
+        self.x_pitch, y_pitch = (
+            reduce_pitch(row_side == side, self.row_part, self.lanes, self.block, self.share, side) for side in "xy"
+        )
+        places = (self.in_place, self.lanes_in_place)
+        x_in_place, y_in_place = places if row_side == "x" else places[::-1]
+        self.y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(axes, box, strict=True))
+        self.walks = walks_of(axes, True, box, (False,) * AXES, x_in_place)
+        self.x_packs = tuple(packed(a, w, True, x_in_place) for a, w in zip(axes, self.walks, strict=True))
+        self.x_join, self.y_join = (0, 1), (0, 1)
+        next_ = self.walks[-1].stride_in_band
+        if self.pairs:
+            # A last pixel of y without a partner gets a zero. Where taps lie beside each other along a row, every pixel
+            # of x is the first of a pair; else every other one.
+            self.x_join, self.y_join = (next_, 2 * next_ if axes[-1].k == 1 else 1), (1, 2)
+            *y_outer, y_last = self.y_packs
+            *x_outer, x_last = self.x_packs
+            self.y_packs = (*y_outer, replace(y_last, count=up(box[-1], 2)))
+            self.x_packs = (*x_outer, replace(x_last, count=up(x_last.count, self.x_join[1])))
+        x_steps = [a.x_step for a in axes] if x_in_place else _joined(self.x_packs, self.x_join[1], self.x_pitch)
+        y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], y_pitch)
+        self.x_walk = [w.stride_in_band * s for w, s in zip(self.walks, x_steps, strict=True)]
+        self.y_walk = list(y_steps)
+        if self.pairs:
+            self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
+            self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else 2)
+        _, meetings = phases_of(axes, self.walks, x_steps)
+        self.entries = tuple(entry for _, entry in meetings)
+
+    def _use_caches(self) -> None:
+        """What is written past the caches, and what is asked for ahead."""
+        p, axes = self.p, self.shape.axes
+        self.stream = streams(p, self.target)
+        if self.stream:
+            self.why.append("results go past the caches, which they exceed")
+        self.ahead: Ahead | None = None
+        if p.bytes <= self.target.l2:
+            return
+        lane_channels = min(self.clane, self.lane_part * self.block)
+        calls = ceil(self.row_part / self.rows) * self.taps
+        x_channels, y_channels = self.row_part, lane_channels
+        if self.row_side == "y":
+            x_channels, y_channels = y_channels, x_channels
+        if self.share:
+            calls = ceil(self.taps / (self.rows // p.cx))
+            x_channels, y_channels = lane_channels // p.cy * p.cx, lane_channels
+        span = [min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, a.x) for a, b in zip(axes, self.box, strict=True)]
+        size = DTYPES[p.dtype].size
+        x_lines = lines(span, [a.x_step for a in axes], x_channels, self.x_channel[1], size)
+        y_lines = lines(self.box, [a.y_step for a in axes], y_channels, self.y_channel[1], size)
+        regions = (x_lines, y_lines) if self.turned is None else (y_lines,)
+        self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box))
+        self.why.append("the next box is asked for while one is summed")
+
+    def _made(self) -> Reduce:
+        p, axes = self.p, self.shape.axes
+        met = [[met_by(a, o) for o in offsets(a, True)] for a in axes]
+        return Reduce(
+            dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double", lanes=self.lanes,
+            rows=self.rows, vectors=self.vectors, groups=self.groups, row_side=self.row_side, crow=self.crow,
+            clane=self.clane, share=self.share, pairs=self.pairs, x_join=self.x_join, y_join=self.y_join,
+            sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs,
+            x_low=tuple(w.low for w in self.walks), x_sigma=tuple(w.sigma for w in self.walks),
+            x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_walk=tuple(self.y_walk), in_place=self.in_place,
+            lanes_in_place=self.lanes_in_place, row_part=self.row_part, lane_part=self.lane_part,
+            x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides, taps=tap_offsets(axes),
+            entries=self.entries, reach=tuple(product(*met)), slices=self.slices, ahead=self.ahead,
+            operands=self.operands, stream=self.stream, accumulate=p.accumulate, half=half(self.target),
+            threads=self.threads, why=tuple(self.why),
+        )  # fmt: skip
+
+
+def _by_images(shape: Shape) -> Shape:
+    """The same problem with pairs of images innermost, if pairs along a row would often lack a partner."""
+    unused, images, *_, row = shape.axes
+    ends = [met_by(row, o) for o in offsets(row, True)]
+    met = [(low, high) for low, high in ends if low < high]
+    places = sum(2 * (ceil(high / 2) - low // 2) for low, high in met)
+    filled = sum(high - low for low, high in met) > 0.97 * places
+    if filled or not (unused.plain and unused.x == 1 and images.plain and images.x % 2 == 0):
+        return shape
+    half = images.x // 2
+    outer = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
+    return replace(shape, axes=(outer, *shape.axes[2:], replace(images, x=2, y=2)))
+
+
+def _paired_in_place(a: Axis) -> set[str]:
+    """The sides whose pairs of neighbouring pixels are met whole, as they lie: no odd one, none with padding."""
+    sides = {"y"} if a.y_step == 1 and a.y % 2 == 0 else set()
+    return sides | ({"x"} if a.x_step == 1 and a.plain and a.x % 2 == 0 else set())
+
+
+def _joined(packs: tuple[Packed, ...], step: int, pitch: int) -> list[int]:
+    """Elements between neighbours along each axis of a band that has an entry for every `step` pixels of a row."""
+    *outer, last = entry_steps(packs)
+    return [*(s // step * pitch for s in outer), last * pitch]
+
+
+def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bool) -> str:
+    """Whose channels are the rows of the tile: what wastes fewer lanes, then what is packed and written cheaply.
+
+    `x_together` says that channels of x lie together in w, `pairs_lie` that pairs of pixels do in y.
+    """
+    x_rows, y_rows = up(p.cy, lanes) * p.cx, up(p.cx, lanes) * p.cy  # products with the rows on that side
+    if x_rows != y_rows:
+        return "x" if x_rows < y_rows else "y"
+    if taps > 1:
+        return "y" if pairs_lie else "x"
+    if p.n * prod(p.y) < 4096:
+        return "y" if x_together else "x"  # few pixels: results are written by vectors
+    return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
+
+
+def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int) -> list[int]:
+    """Pixels that are packed at a time: the lane side in the first-level cache, the row side in the second.
+
+    It must not depend on the number of threads: pixels are summed in the order of the boxes.
+    """
+    most = max(16, target.l1 * 7 // 8 // lane_bytes)
+    box = [1] * len(axes)
+    for i in reversed(range(len(axes))):
+
+        def fits(b: int, i: int = i) -> bool:
+            trial = [*box[:i], b, *box[i + 1 :]]
+            return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 // 2
+
+        box[i] = longest(axes[i].y, fits)
+        if box[i] < axes[i].y:
+            break
+    return box
+
+
+def _entries(axes: tuple[Axis, ...], box: Sequence[int]) -> int:
+    """Pixels of x that a box of y meets."""
+    return prod(min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, b * a.k) for b, a in zip(box, axes, strict=True))
