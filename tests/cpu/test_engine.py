@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from convgrad.cpu.nests import Declined, Gather, Plan, Reduce, Slide
+from convgrad.cpu.nests import Declined, Gather, Plan, Plane, Reduce, Slide
 from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
@@ -93,6 +93,11 @@ NAMED = {
     "a long row, wide steps": "y f16 n1 g1 cx3 cy20 x9001 w7 y3000 s3 d64 p190",
     "depthwise": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 x@nxc y@nxc",
     "depthwise, channels first": "x f32 n1 g33 cx1 cy1 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+    "depthwise, channels first, rows in the lanes": "x f32 n2 g5 cx1 cy1 x13x30 w3x3 y13x30 s1x1 d1x1 p1x1",
+    "depthwise, channels first, far padding": "y bf16 n2 g3 cx1 cy1 x3x4 w3x3 y13x14 s1x1 d1x1 p6x6 bias out:f32",
+    "depthwise, channels first, dilated": "x f64 n2 g3 cx1 cy1 x9x17 w5x3 y5x13 s1x1 d2x3 p2x1 accumulate",
+    "depthwise, channels first, in 3D": "y f16 n2 g3 cx1 cy1 x4x5x33 w3x2x3 y4x4x33 s1x1x1 d1x1x1 p1x0x1",
+    "depthwise, channels first, in 1D": "x bf16 n2 g3 cx1 cy1 x75 w7 y69 s1 d1 p0",
     "depthwise weights, channels first": "w f32 n2 g70 cx1 cy1 x9x9 w5x5 y9x9 s1x1 d1x1 p2x2",
     "depthwise, whole vectors": "x f32 n2 g64 cx1 cy1 x13x14 w3x3 y13x14 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "depthwise, a phase without taps": "x f32 n2 g17 cx1 cy1 x9x11 w2x1 y3x4 s3x2 d1x1 p0x0 x@nxc y@nxc bias",
@@ -147,6 +152,10 @@ def _gather(test: Callable[[Gather], bool]) -> Callable[[Plan], bool]:
 
 def _reduce(test: Callable[[Reduce], bool]) -> Callable[[Plan], bool]:
     return lambda plan: isinstance(plan, Reduce) and test(plan)
+
+
+def _plane(test: Callable[[Plane], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, Plane) and test(plan)
 
 
 def _slide(test: Callable[[Slide], bool]) -> Callable[[Plan], bool]:
@@ -210,6 +219,11 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.phi for w in s.walks) > 1),
     "channels on their own, w": _slide(lambda s: s.wanted == "w" and s.slices > 1),
     "channels on their own, past the caches": _slide(lambda s: s.stream),
+    "rows of one channel, y": _plane(lambda p: p.wanted == "y" and p.bias is not None),
+    "rows of one channel, x": _plane(lambda p: p.wanted == "x" and p.tasks > 1),
+    "rows of one channel, in three axes": _plane(lambda p: p.kernel[0] > 1),
+    "rows of one channel, a last tile of fewer": _plane(lambda p: p.out_sizes[1] % p.rows > 0),
+    "rows of one channel, several tiles wide": _plane(lambda p: p.out_sizes[2] > p.block),
     "reduce in place on x": _reduce(lambda r: r.in_place and r.row_side == "x"),
     "reduce in place on y": _reduce(lambda r: r.in_place and r.row_side == "y"),
     "reduce in place on both sides": _reduce(lambda r: r.lanes_in_place and r.row_side == "x"),

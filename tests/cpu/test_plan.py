@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from convgrad import engine
-from convgrad.cpu.nests import Declined, Gather, Reduce, Slide
+from convgrad.cpu.nests import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan import Axis, make_plan, simplify
+from convgrad.cpu.plan.shape import spatial
 from convgrad.cpu.target import Target
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
@@ -124,8 +125,10 @@ def test_workspace_of_real_layers(path: Path) -> None:
                 assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.sizes}"
 
 
-def order(plan: Gather | Reduce | Slide) -> tuple[Any, ...]:
+def order(plan: Gather | Reduce | Slide | Plane) -> tuple[Any, ...]:
     """Everything that decides in which order products are added, and which products with zeros are among them."""
+    if isinstance(plan, Plane):
+        return plan.lanes, plan.kernel, plan.entries
     if isinstance(plan, Slide):
         assert plan.band % plan.rows == 0
         return plan.rows, plan.columns, plan.lanes, plan.walks, plan.slices
@@ -221,6 +224,25 @@ def test_folded_results_have_their_own_weights() -> None:
             unit = prod(1 if p.wanted == "y" else a.stride for a in simplify(p).axes)
             assert total == prod(p.w) * lanes // unit
     assert found > 5
+
+
+def test_a_channel_on_its_own_meets_each_tap_where_it_lies() -> None:
+    for text in (
+        "y f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",
+        "x f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",
+        "x f32 n2 g3 cx1 cy1 x4x5x33 w2x3x2 y4x5x33 s1x1x1 d1x2x1 p1x2x0",
+    ):
+        p = Problem.parse(text)
+        plan = make_plan(p, TARGETS["native"], 2)
+        assert isinstance(plan, Plane)
+        for axis, low, (first, step), size, n in zip(
+            spatial(p), plan.low[-p.rank :], plan.entries[-p.rank :], plan.in_sizes[-p.rank :],
+            plan.out_sizes[-p.rank :], strict=True,
+        ):  # fmt: skip
+            assert size == (axis.x if p.wanted == "y" else axis.y)
+            for k in range(axis.k):
+                for q in range(n):
+                    assert q + low + first + k * step == met(axis, p.wanted == "y", q, k)
 
 
 def test_every_product_of_a_weight_gradient_once() -> None:

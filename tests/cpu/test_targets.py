@@ -13,7 +13,7 @@ import pytest
 import convgrad
 from convgrad import ConvgradError
 from convgrad.cpu import jit, kernel, target
-from convgrad.cpu.nests import Gather, Reduce, Slide
+from convgrad.cpu.nests import Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
@@ -77,7 +77,7 @@ def test_code_for_other_machines(name: str, wanted: str, dtype: str) -> None:
 def test_groups_side_by_side_on_other_machines(name: str) -> None:
     machine, _, never = MACHINES[name]
     for wanted in "xw":
-        plan = make_plan(Problem.parse(f"{wanted} f32 n2 g24 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1"), machine, 2)
+        plan = make_plan(Problem.parse(f"{wanted} f32 n2 g24 cx1 cy1 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1"), machine, 2)
         assert isinstance(plan, Gather | Reduce)
         assert plan.share == (1, 1)
         assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
@@ -85,6 +85,10 @@ def test_groups_side_by_side_on_other_machines(name: str) -> None:
             Problem.parse(f"{wanted} f32 n2 g26 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc"), machine, 2
         )
         assert isinstance(plan, Slide)
+        assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
+    for dtype in ("f32", "bf16", "f16"):
+        plan = make_plan(Problem.parse(f"y {dtype} n2 g26 cx1 cy1 x6x17 w3x3 y6x17 s1x1 d1x1 p1x1 bias"), machine, 2)
+        assert isinstance(plan, Plane)
         assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
-from . import gather, jit, reduce, slide, threads
-from .nests import Declined, Gather, Plan, Reduce, Slide
+from . import gather, jit, plane, reduce, slide, threads
+from .nests import Declined, Gather, Plan, Plane, Reduce, Slide
 from .numbers import LINE
 from .plan import make_plan
 from .target import Target
@@ -23,7 +23,7 @@ class Kernel:
 
     __slots__ = ("_address", "_bytes", "_entry", "_module", "_threads", "plan")
 
-    def __init__(self, plan: Gather | Reduce | Slide, target: Target) -> None:
+    def __init__(self, plan: Gather | Reduce | Slide | Plane, target: Target) -> None:
         self.plan = plan
         self._module = jit.load(write(plan), target.triple, target.cpu, target.features)
         self._address = self._module.address("kernel")
@@ -40,10 +40,12 @@ class Kernel:
         _give(space)
 
 
-def write(plan: Gather | Reduce | Slide) -> str:
+def write(plan: Gather | Reduce | Slide | Plane) -> str:
     """The IR of a plan."""
     if isinstance(plan, Slide):
         return slide.write(plan)
+    if isinstance(plan, Plane):
+        return plane.write(plan)
     return gather.write(plan) if isinstance(plan, Gather) else reduce.write(plan)
 
 

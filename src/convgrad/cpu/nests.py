@@ -1,4 +1,4 @@
-"""The three loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
+"""The loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
 
 `Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
     out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
@@ -12,7 +12,8 @@ lanes (channels) then runs without a condition.
 A register tile of rows (one side's channels) and lanes (the other side's) runs over the pixels of one packed box after
 another, always in the same order, so the sum has a fixed shape. A 1x1 convolution is such a sum too, over channels.
 
-`Slide` computes depthwise layers whose channels lie together, all three: see slide.py.
+`Slide` computes depthwise layers whose channels lie together, all three: see slide.py. `Plane` computes y and x of
+those whose pixels lie together along rows: see plane.py.
 """
 
 from __future__ import annotations
@@ -564,6 +565,70 @@ class Slide(Nest):
         return _printed(self)
 
 
+@dataclass(frozen=True)
+class Plane(Nest):
+    """The plan for y or x of depthwise layers whose pixels lie together along rows. See plane.py for the loop nest.
+
+    Of three axes each: an image of one channel, filled up in front.
+    """
+
+    wanted: str
+    dtype: str
+    out_dtype: str
+    sum: str
+    lanes: int
+    rows: int  # of a tile
+    vectors: int
+    images: int
+    channels: int
+    kernel: Ints
+    in_sizes: Ints
+    out_sizes: Ints
+    in_steps: Ints
+    out_steps: Ints
+    in_plane: Ints  # strides of (image, channel)
+    out_plane: Ints
+    low: Ints  # coordinate of the band's first entry
+    spans: Ints  # entries that the band has beyond the results
+    entries: tuple[tuple[int, int], ...]  # entry of the first tap, and from one tap to the next
+    taps: Ints  # offset in w of each kernel element
+    w_step: int  # elements of w between channels
+    each: int  # images that a task takes
+    bias: int | None
+    accumulate: bool
+    half: bool
+    threads: int
+    why: tuple[str, ...] = field(default=())
+
+    @property
+    def block(self) -> int:
+        """Pixels of a tile in a row."""
+        return self.lanes * self.vectors
+
+    @property
+    def pitch(self) -> int:
+        """Elements between rows of the band: what a row of tiles reads, in whole vectors."""
+        return up(up(self.out_sizes[2], self.block) + self.spans[2], self.lanes)
+
+    @property
+    def extents(self) -> Ints:
+        """Entries of the band along the outer axes."""
+        return tuple(n + s for n, s in zip(self.out_sizes[:2], self.spans[:2], strict=True))
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work that threads take."""
+        return ceil(self.images * self.channels / self.each)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Elements of each buffer, all of them a thread's own."""
+        return {".band": up(prod(self.extents) * self.pitch, 16), ".weights": up(len(self.taps) + 1, 16)}
+
+    def __str__(self) -> str:
+        return _printed(self)
+
+
 def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
     """Elements between pixels of a band of the weight gradient."""
     if share:
@@ -581,7 +646,7 @@ class Declined:
         return f"reference: {self.reason}"
 
 
-Plan = Gather | Reduce | Slide | Declined
+Plan = Gather | Reduce | Slide | Plane | Declined
 
 
 def pitch(channels: int, lanes: int) -> int:
@@ -601,7 +666,7 @@ def _table(ahead: Ahead | None, sum_: str) -> int:
     return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
 
 
-def _printed(plan: Gather | Reduce | Slide) -> str:
+def _printed(plan: Gather | Reduce | Slide | Plane) -> str:
     """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
     name = type(plan).__name__.lower()
     buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in plan.sizes.items()]

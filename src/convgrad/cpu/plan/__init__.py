@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...spec.problem import Problem
 from ..nests import Declined, Plan
 from ..target import Target
-from . import gather, reduce, slide
+from . import gather, plane, reduce, slide
 from .machine import TEAM
 from .shape import Axis, simplify
 
@@ -27,8 +27,11 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    if slide.slides(problem):
-        plan: Plan = slide.plan(problem, target, team)
+    plan: Plan | None = plane.plan(problem, target, team)
+    if plan is not None:
+        pass
+    elif slide.slides(problem):
+        plan = slide.plan(problem, target, team)
     elif problem.wanted == "w":
         plan = reduce.plan(problem, target, team)
     elif (turned := reduce.turn(problem, target)) is not None:

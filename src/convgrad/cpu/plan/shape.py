@@ -50,12 +50,16 @@ class Shape:
     w_channel: Ints  # strides of (g, cy, cx)
 
 
+def spatial(p: Problem) -> list[Axis]:
+    """The spatial axes of a problem."""
+    kernels = (p.x, p.y, p.w, p.stride, p.dilation, p.pad)
+    steps = (p.x_strides[3:], p.w_strides[3:], p.y_strides[3:])
+    return [Axis(*numbers) for numbers in zip(*kernels, *steps, strict=True)]
+
+
 def simplify(p: Problem) -> Shape:
     """Merge what can be merged: a kernel of 1 with stride 1 makes neighbouring axes one, batch among them."""
-    axes = [Axis(p.n, p.n, x_step=p.x_strides[0], y_step=p.y_strides[0])]
-    for i in range(p.rank):
-        kernel = (p.x[i], p.y[i], p.w[i], p.stride[i], p.dilation[i], p.pad[i])
-        axes.append(Axis(*kernel, p.x_strides[3 + i], p.w_strides[3 + i], p.y_strides[3 + i]))
+    axes = [Axis(p.n, p.n, x_step=p.x_strides[0], y_step=p.y_strides[0]), *spatial(p)]
     merged: list[Axis] = []
     for axis in axes:
         if axis.plain and axis.x == 1:
