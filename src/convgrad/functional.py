@@ -189,14 +189,15 @@ def _key(
     return (meaning.name, shape, out, *engine.setting(), *plain, *tensors)
 
 
-def _plain_key(kind: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+def _plain_key(kind: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """As `_key`, of a call with NumPy arrays by position and no `out`; None for other calls.
 
+    `tensors` says which inputs are any; of a shape the values count.
     What is touched here is fetched from memory anew after each large problem, which takes longer than the work itself.
     """
     key: list[Any] = [kind, *engine.setting()]
-    for value in inputs:
-        if type(value) is np.ndarray:
+    for tensor, value in zip(tensors, inputs, strict=False):
+        if tensor and type(value) is np.ndarray:
             key += (value.shape, value.strides, value.dtype)
         elif value is None or (type(value) is tuple and INT.issuperset(map(type, value))):
             key.append(value)
@@ -218,11 +219,12 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a signature into a function: what it names is looked up in the table and computed there."""
     meaning = find(kind)
     names = meaning.inputs
+    tensors = [arg.role != "shape" for arg in meaning.op.inputs]
 
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
-            key = _plain_key(kind, args, kwargs)
+            key = _plain_key(kind, tensors, args, kwargs) if len(args) <= len(tensors) else None
             known = _known.get(key)
             if known is not None and known.kernel is not None and not known.uneven:
                 return known.again(args)

@@ -163,6 +163,17 @@ def test_a_remembered_call_excuses_no_other_input() -> None:
         assert np.array_equal(convgrad.convolution_backward_weights(X, Y, again, **SAME), gradient)
 
 
+def test_a_shape_counts_by_its_values() -> None:
+    """Several sizes of src share one size of dst; and a shape may be an array."""
+    w, dst = integers(3, 3, 3, 5, 8), integers(4, 2, 4, 4, 8)
+    for kind in (tuple, list, np.array):
+        for size in (7, 8, 7):
+            found = convgrad.convolution_backward_data(dst, w, kind([2, size, size, 5]), **{**SAME, "strides": 2})
+            assert found.shape == (2, size, size, 5)
+        with pytest.raises(SpecError):
+            convgrad.convolution_backward_data(dst, w, kind([2, 99, 7, 5]), **{**SAME, "strides": 2})
+
+
 def test_arrays_of_other_strides() -> None:
     for x in (X, np.asfortranarray(X), X[::-1][::-1], X.repeat(2, axis=2)[:, :, ::2], X.transpose(0, 3, 1, 2).copy()):
         x = x.transpose(0, 2, 3, 1) if x.shape != X.shape else x

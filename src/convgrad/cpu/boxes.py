@@ -206,11 +206,12 @@ def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step:
 
 def unpack(
     m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
-    accumulate: bool, stream: bool,
+    accumulate: bool, stream: bool, whole_rows: bool,
 ) -> Function:  # fmt: skip
     """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
 
-    The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there.
+    The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there: along the last axis
+    all of it, if `whole_rows`.
     """
     f = m.function(name, ["p:from", "p:to", "i:n0", "i:n1", "i:n2", "i:n3", "i:channels"])
     stage, to, *counts, channels = f.args
@@ -220,8 +221,8 @@ def unpack(
     turn = None
     if channel_step != 1 and steps[3] == 1 and square:
         turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream)
-        if steps[2] == extents[3]:
-            # Whole rows, one after another in the tensor as in the stage: one long row.
+        if whole_rows and steps[2] == extents[3]:
+            # Rows lie one after another, in the tensor as in the stage: they are one long row.
             n2, n3 = 1, f.mul(n2, n3)
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))

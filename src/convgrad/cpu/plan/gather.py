@@ -161,11 +161,10 @@ class Planner:
             pixel_bytes, budget = pixel_bytes + self.block * self.item, self.target.l2 // 2
         # Several groups in a task: their pixels are listed once, and whole lines of memory are read and written.
         group_bytes = (self.cin * self.size, self.cout * self.out_size)
-        run = min(self.groups, ceil(4 * LINE / min(group_bytes)))
+        run = min(self.groups, ceil(4 * LINE / max(group_bytes)))
         self.run = ceil(self.groups / ceil(self.groups / run))
         self.runs = ceil(self.groups / self.run)
         if self.run > 1:
-            self.why.append(f"{self.run} groups in a task")
             pixel_bytes += self.run * sum(group_bytes)
         # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
         # spoils, so which of them are taken must not depend on the number of threads.
@@ -185,14 +184,15 @@ class Planner:
 
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
-        p, blocks, threads = self.p, self.blocks, self.threads
+        blocks, threads = self.blocks, self.threads
         tasks = self.runs * self.boxes
         wanted = 8 * threads if self.parts > 1 else 2 * threads
         block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
         self.block_groups = ceil(blocks / ceil(blocks / block_groups))
         # With many weights and few pixels it pays that each thread packs its own: they do not leave its cache.
         weights = self.taps * self.cin * self.out_total * self.size
-        sums = up(p.size(p.wanted) // p.g // self.cout, 16) * self.block * self.item
+        results = self.boxes * (prod(w.box * w.phi for w in self.walks) + self.lanes)
+        sums = results * self.block * self.item if self.chunk < self.cin else 0
         strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
         widths = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
         self.own = (
@@ -205,6 +205,8 @@ class Planner:
         )
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
+        elif self.run > 1:
+            self.why.append(f"{self.run} groups in a task")
 
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""
@@ -320,7 +322,9 @@ def _best_split(
         return rows, 0, none
     splits = [none]
     if not in_place:
-        split_axes = [i for i, a in enumerate(axes) if 1 < a.k <= 16]
+        split_axes = [i for i, a in enumerate(axes) if a.k > 1]
+        longest_kernel = 9 if len(split_axes) > 1 else 16
+        split_axes = [i for i in split_axes if axes[i].k <= longest_kernel]
         splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
         if len(split_axes) > 1 and prod(2 * axes[i].k - 1 for i in split_axes) <= PIECES:
             splits.append(tuple(i in split_axes for i in range(len(axes))))

@@ -179,6 +179,8 @@ class Planner:
         # packed once.
         most = max(4, min(16, SUMS // sums // 4 * 4))
         self.slices = min(ceil(most / units), boxes // 4)
+        if self.slices == 1:
+            return
         self.why.append(f"sums over pixels in {self.slices} parts, added in order")
         cut = [i for i, (a, b) in enumerate(zip(axes, self.box, strict=True)) if b < a.y]
         if len(cut) == 1:  # as many boxes in each part
