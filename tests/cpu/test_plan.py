@@ -97,7 +97,11 @@ def check_workspace(p: Problem, target: Target, threads: int) -> None:
 @pytest.mark.parametrize("target", REAL)
 def test_workspace_is_bounded(target: str) -> None:
     rng = np.random.default_rng(1)
-    for p in [*DRAWN, *(large(rng) for _ in range(300))]:
+    tiny_boxes = [  # each of them rounded up to vectors
+        Problem.parse("y bf16 n2 g8 cx17 cy1024 x28x224 w9x17 y38x208 s1x1 d1x1 p9x0 x@nxc y@nxc"),
+        Problem.parse("y f32 n1 g1 cx17 cy512 x128x128 w41x41 y128x128 s1x1 d1x1 p20x20"),
+    ]
+    for p in [*DRAWN, *(large(rng) for _ in range(300)), *tiny_boxes]:
         for threads in (1, 2, 64):
             check_workspace(p, REAL[target], threads)
 
