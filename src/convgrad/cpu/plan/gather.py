@@ -29,7 +29,7 @@ from .shape import (
 )
 
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
-SECOND = 0.005  # a second tile is compiled if it saves more than this share of the time
+SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 FOLD = 1.3  # results are folded if that saves so much
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
@@ -173,8 +173,10 @@ class Planner:
             for threads in (TEAM, self.threads)
         )
         length = self.share[0] if self.share else self.cin
+        narrower = ceil(self.out_total / self.lanes) % self.vectors > 0  # then a second tile is two more functions
+        price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         self.rows, self.short, split = _best_split(
-            axes, forward, few, self.rows, self.vectors, length, self.in_place, self.target, alone=bool(self.share)
+            axes, forward, few, self.rows, self.vectors, length, self.in_place, self.target, price
         )
         if any(split):
             self.why.append("pixels at the border leave out the taps that meet only padding")
@@ -310,12 +312,12 @@ def _folded(
 
 def _best_split(
     axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, vectors: int, channels: int, in_place: bool,
-    target: Target, alone: bool,
+    target: Target, price: float,
 ) -> tuple[int, int, tuple[bool, ...]]:  # fmt: skip
     """How many rows a tile has, how many a second one for what is left, and on which axes border pixels are kept apart.
 
     What takes the fewest steps: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
-    `alone` says that there shall be no second tile.
+    A second tile must save more than its price, a share of the time.
     """
     none = (False,) * len(axes)
     if prod(a.stride for a in axes) > 64 and not forward:
@@ -354,7 +356,7 @@ def _best_split(
             shorter(target, rows, vectors, height) * height,
             shorter(target, rows, vectors, short) * max(short, LEAST),
         )
-        cost = 1 + SECOND if short else 1.0
+        cost = 1 + price if short else 1.0
         return cost * sum(
             often
             * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
@@ -363,7 +365,7 @@ def _best_split(
         )
 
     heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
-    tiles = [(height, short) for height in heights for short in range(1 if alone else height)]
+    tiles = [(height, short) for height in heights for short in range(height)]
     totals = [(split, runs(split)) for split in splits]
     _, best = min((steps(total, *tile), (*tile, split)) for split, total in totals for tile in tiles)
     return best
