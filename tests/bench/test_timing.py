@@ -162,3 +162,20 @@ def test_work_of_others_is_what_this_process_did_not_do(monkeypatch):
     monkeypatch.setattr(timing, "cpu_count", lambda: 2)
     # Busy for 6 s of which 2 are ours, on two CPUs in 4 s.
     assert timing.OtherWork().share() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "found", "taken"),
+    [
+        (2, [117.0, 117.0, 230.0, 400.0], 230.0),  # two threads that shared a CPU at first
+        (2, [117.0] * 9, 117.0),
+        (1, [60.0, 230.0], 60.0),  # there is one CPU only
+    ],
+)
+def test_threads_that_shared_a_cpu_are_measured_again(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, found: list[float], taken: float
+) -> None:
+    speeds = iter(found)
+    monkeypatch.setattr(timing, "fma_speed", lambda *_: next(speeds))
+    monkeypatch.setattr(timing, "cpu_count", lambda: cpus)
+    assert timing._together("f32", 2, 117.0, 0.01) == taken
