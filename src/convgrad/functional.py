@@ -174,16 +174,9 @@ def _key(
     attributes: Mapping[str, Any],
 ) -> Any:
     """Everything that binding looks at, as a key; None where an attribute is not of a plain type."""
-    plain = []
-    for name, value in attributes.items():
-        kind = type(value)
-        if kind is list or kind is tuple:
-            if not all(type(v) is int for v in value):
-                return None
-            value = tuple(value)
-        elif value is not None and kind is not int and kind is not str and kind is not bool:
-            return None
-        plain.append((name, kind, value))
+    plain = _plain(attributes)
+    if plain is None:
+        return None
     tensors = [(role, a.shape, a.strides, a.dtype) for role, a in arrays.items()]
     out = None if target is None else (target.shape, target.strides, target.dtype)
     return (meaning.name, shape, out, *engine.setting(), *plain, *tensors)
@@ -203,16 +196,23 @@ def _plain_key(kind: str, tensors: Sequence[bool], inputs: Sequence[Any], attrib
             key.append(value)
         else:
             return None
+    plain = _plain(attributes)
+    return None if plain is None else (*key, *plain)
+
+
+def _plain(attributes: Mapping[str, Any]) -> list[Any] | None:
+    """Attributes as parts of a key, True and 1 told apart; None where one is not of a plain type."""
+    parts: list[Any] = []
     for name, value in attributes.items():
-        kind_ = type(value)
-        if kind_ is tuple or kind_ is list:
+        kind = type(value)
+        if kind is tuple or kind is list:
             if not INT.issuperset(map(type, value)):
                 return None
             value = tuple(value)
-        elif kind_ not in PLAIN:
+        elif kind not in PLAIN:
             return None
-        key += (name, kind_, value)
-    return tuple(key)
+        parts += (name, kind, value)
+    return parts
 
 
 def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -135,7 +135,7 @@ def order(plan: Gather | Reduce | Slide | Plane) -> tuple[Any, ...]:
         return plan.lanes, plan.kernel, plan.entries
     if isinstance(plan, Slide):
         assert plan.band % plan.rows == 0
-        return plan.rows, plan.columns, plan.lanes, plan.walks, plan.slices
+        return plan.rows, plan.vectors, plan.lanes, plan.walks, plan.slices
     if isinstance(plan, Gather):
         taps = [
             (s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for walk in plan.walks for s in walk.stretches

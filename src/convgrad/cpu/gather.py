@@ -80,8 +80,7 @@ class _Kernel:
             self._by_blocks(f.at(team, 64, "i8"))
         else:
             self._pack_all(f.at(team, 64, "i8"))
-            barrier = f.load(team, "ptr", 8)
-            f.do(f"call void {barrier}(ptr {team})")
+            f.meet(team)
             self._by_boxes(f.at(team, 128, "i8"))
         if plan.stream:
             f.settle()

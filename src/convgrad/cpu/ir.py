@@ -289,6 +289,11 @@ class Function:
         """The next item of work, from a counter that the team shares."""
         return self.op(f"atomicrmw add ptr {counter}, i64 1 monotonic")
 
+    def meet(self, team: str) -> None:
+        """Wait until every thread of the team has come here."""
+        barrier = self.load(team, "ptr", 8)
+        self.do(f"call void {barrier}(ptr {team})")
+
     @contextmanager
     def items(self, counter: str, count: Value) -> Iterator[str]:
         """Run the body for items that this thread takes from 0 to count - 1."""

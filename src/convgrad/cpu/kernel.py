@@ -92,5 +92,5 @@ def _take(size: int) -> _Space:
 
 def _give(space: _Space) -> None:
     """Keep memory for a later call, unless much is kept already."""
-    if (sum(kept.size for kept in tuple(_free)) if _free else 0) + space.size <= KEEP:
+    if sum(kept.size for kept in tuple(_free)) + space.size <= KEEP:
         _free.append(space)

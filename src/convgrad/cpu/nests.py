@@ -127,10 +127,24 @@ class Walk:
 
 
 class Nest:
-    """What both nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
+    """What all nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
 
     sum: str
+    lanes: int
+    rows: int
+    vectors: int
     threads: int
+    why: tuple[str, ...]
+
+    @property
+    def block(self) -> int:
+        """Lanes of a tile, over all its vectors."""
+        return self.lanes * self.vectors
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work that threads take."""
+        raise NotImplementedError
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -152,6 +166,23 @@ class Nest:
         """Bytes of all buffers, for all threads."""
         own = sum(v for k, v in self.sizes.items() if k.startswith("."))
         return self.shared + self.threads * self.item * own
+
+    def __str__(self) -> str:
+        """Lines for a person: what was chosen, how much memory it takes, and why."""
+        name = type(self).__name__.lower()
+        tile = f"tile {self.rows} rows x {self.vectors} vectors of {self.lanes} ({self.sum} sums)"
+        buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in self.sizes.items()]
+        memory = f"{self.workspace / 2**20:.2f} MiB on {self.threads} threads (elements: {', '.join(buffers)})"
+        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold")
+        shown = [f.name for f in fields(self) if f.name not in hidden]  # type: ignore[arg-type]
+        return "\n".join(
+            [
+                f"{name}: {tile}, {self.tasks} tasks",
+                f"workspace: {memory}",
+                *(f"- {reason}" for reason in self.why),
+                *(f"  {k} = {getattr(self, k)}" for k in shown),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -212,11 +243,6 @@ class Gather(Nest):
     why: tuple[str, ...] = field(default=())
 
     @property
-    def block(self) -> int:
-        """Lanes of one block of wanted channels."""
-        return self.lanes * self.vectors
-
-    @property
     def blocks(self) -> int:
         """Blocks of wanted channels in a group."""
         return ceil(self.cout / self.block)
@@ -234,7 +260,7 @@ class Gather(Nest):
     @property
     def pixels(self) -> int:
         """Room for the positions of a box, those of each phase rounded up to whole tiles."""
-        return prod(w.box * w.phi for w in self.walks) + self.rows * len(self.phases)
+        return prod(self.region) + self.rows * len(self.phases)
 
     @property
     def runs(self) -> int:
@@ -290,25 +316,18 @@ class Gather(Nest):
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         several = self.boxes if self.own else self.blocks  # whose sums are kept between chunks
         stage = self.stage * (several if self.chunks > 1 else 1) if self.staged else 0
-        weights = {
-            "weights": up(self.groups * self.panels, line),
-            "bias": up(self.groups * self.blocks * self.block, line),
-        }
-        own = {
-            "weights": up(len(self.taps) * (self.chunk // self.width) * self.block, line),
-            "bias": up(self.block, line),
-        }
+        weights, bias, mark = self.groups * self.panels, self.groups * self.blocks * self.block, ""
+        if self.own:
+            weights, bias, mark = len(self.taps) * (self.chunk // self.width) * self.block, self.block, "."
         table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
         return {
-            **(weights if not self.own else {f".{k}": v for k, v in own.items()}),
+            f"{mark}weights": up(weights, line),
+            f"{mark}bias": up(bias, line),
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),
             ".lines": up(_table(self.ahead, self.sum), line),
         }
-
-    def __str__(self) -> str:
-        return _printed(self)
 
 
 @dataclass(frozen=True)
@@ -355,11 +374,6 @@ class Reduce(Nest):
     half: bool
     threads: int
     why: tuple[str, ...] = field(default=())
-
-    @property
-    def block(self) -> int:
-        """Lanes of one block."""
-        return self.lanes * self.vectors
 
     @property
     def lane_blocks(self) -> int:
@@ -499,9 +513,6 @@ class Reduce(Nest):
         apart = (self.x_join if side == "x" else self.y_join)[0]
         return ceil((entries + 2 * self.lanes + apart) * pitch / 2) if self.joining(side) == "copy" else 0
 
-    def __str__(self) -> str:
-        return _printed(self)
-
 
 @dataclass(frozen=True)
 class Slide(Nest):
@@ -516,7 +527,7 @@ class Slide(Nest):
     sum: str
     lanes: int
     rows: int  # of a tile
-    columns: int
+    vectors: int  # in a row of it, one for each pixel
     channels: int
     walks: tuple[Walk, ...]
     in_sizes: Ints
@@ -531,11 +542,6 @@ class Slide(Nest):
     half: bool
     threads: int
     why: tuple[str, ...] = field(default=())
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of the tile in a row."""
-        return self.columns
 
     @property
     def pitch(self) -> int:
@@ -560,9 +566,6 @@ class Slide(Nest):
         if self.wanted == "w":
             return {"sums": up(self.slices * len(self.taps) * self.pitch, 16)}
         return {"weights": up(len(self.taps) * self.pitch, 16), "bias": up(self.pitch, 16)}
-
-    def __str__(self) -> str:
-        return _printed(self)
 
 
 @dataclass(frozen=True)
@@ -601,11 +604,6 @@ class Plane(Nest):
     why: tuple[str, ...] = field(default=())
 
     @property
-    def block(self) -> int:
-        """Pixels of a tile in a row."""
-        return self.lanes * self.vectors
-
-    @property
     def pitch(self) -> int:
         """Elements between rows of the band: what a row of tiles reads, in whole vectors."""
         return up(up(self.out_sizes[2], self.block) + self.spans[2], self.lanes)
@@ -624,9 +622,6 @@ class Plane(Nest):
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer, all of them a thread's own."""
         return {".band": up(prod(self.extents) * self.pitch, 16), ".weights": up(len(self.taps) + 1, 16)}
-
-    def __str__(self) -> str:
-        return _printed(self)
 
 
 def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
@@ -664,24 +659,6 @@ def _tail(channels: int, lanes: int, vectors: int) -> int:
 def _table(ahead: Ahead | None, sum_: str) -> int:
     """Elements that the offsets of lines take."""
     return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
-
-
-def _printed(plan: Gather | Reduce | Slide | Plane) -> str:
-    """A plan as lines for a person: what was chosen, how much memory it takes, and why."""
-    name = type(plan).__name__.lower()
-    buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in plan.sizes.items()]
-    lines = [
-        f"{name}: tile {plan.rows} rows x {plan.vectors} vectors of {plan.lanes} ({plan.sum} sums), {plan.tasks} tasks",
-        f"workspace: {plan.workspace / 2**20:.2f} MiB on {plan.threads} threads (elements: {', '.join(buffers)})",
-    ]
-    lines += [f"- {reason}" for reason in plan.why]
-    shown = {
-        f.name: getattr(plan, f.name)
-        for f in fields(plan)
-        if f.name not in ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold")
-    }
-    lines += [f"  {k} = {v}" for k, v in shown.items()]
-    return "\n".join(lines)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:

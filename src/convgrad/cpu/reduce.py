@@ -131,8 +131,7 @@ def write(plan: Reduce) -> str:
         if plan.slices == 1 and not plan.direct:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, 0, plan.tiles)
     if plan.slices > 1:
-        barrier = f.load(team, "ptr", 8)
-        f.do(f"call void {barrier}(ptr {team})")
+        f.meet(team)
         units = plan.tasks // plan.slices
         with f.items(f.at(team, 128, "i8"), units * plan.tiles) as item:
             of, tile = f.split(item, [units, plan.tiles])

@@ -54,7 +54,7 @@ def _write_pixels(plan: Slide) -> str:
             inside = f.both(f.test("slt", q0, combo[0].stop), f.test("slt", q1, combo[1].stop))
             with f.when(inside):
                 stop = f.min(high, combo[2].stop)
-                with f.loop(low, stop, plan.rows) as q2, f.loop(0, combo[3].stop, plan.columns) as q3:
+                with f.loop(low, stop, plan.rows) as q2, f.loop(0, combo[3].stop, plan.vectors) as q3:
                     _place(f, plan, given, result, combo, (plain, masked), source, target, at, (q0, q1, q2, q3), stop)
     if plan.stream:
         f.settle()
@@ -80,8 +80,7 @@ def _pack(
                 value = n.load_one(f, f.at(pointers["bias"], f.mul(channel, plan.bias), n.storage))
                 f.store(value, f.at(at["bias"], c, plan.sum), plan.sum, size_of(plan.sum))
         f.join(branch)
-    barrier = f.load(team, "ptr", 8)
-    f.do(f"call void {barrier}(ptr {team})")
+    f.meet(team)
 
 
 def _place(
@@ -128,7 +127,7 @@ def _tile(
         start = "zeroinitializer"
         if plan.bias is not None:
             start = f.load(f.at(bias, c, plan.sum), kind, align)
-        sums = [[f.variable(kind, start) for _ in range(plan.columns)] for _ in range(plan.rows)]
+        sums = [[f.variable(kind, start) for _ in range(plan.vectors)] for _ in range(plan.rows)]
         for row, served in sorted(serve.items()):
             with f.when(inside[row]):
                 values = _loaded(f, plan, given, source, row, c, reads, masks)
@@ -136,7 +135,7 @@ def _tile(
                     for k3, o3 in combo[3].taps:
                         tap = (kernel_row * width + k3) * plan.pitch
                         weight = f.load(f.at(weights, f.add(c, tap), plan.sum), kind, align)
-                        for col in range(plan.columns):
+                        for col in range(plan.vectors):
                             sum_ = sums[r][col]
                             value = values[col * walks[3].sigma + o3]
                             f.set(sum_, kind, fma(f, value, weight, f.get(sum_, kind), plan.lanes, plan.sum))
@@ -156,7 +155,7 @@ def _rows(plan: Slide, combo: tuple[Stretch, ...]) -> dict[tuple[int, int, int],
 
 def _reads(plan: Slide, combo: tuple[Stretch, ...]) -> list[int]:
     """Columns of input that a tile meets, as offsets."""
-    return sorted({c * plan.walks[3].sigma + o for c in range(plan.columns) for _, o in combo[3].taps})
+    return sorted({c * plan.walks[3].sigma + o for c in range(plan.vectors) for _, o in combo[3].taps})
 
 
 def _loaded(
@@ -197,7 +196,7 @@ def _store(
             value = f.op(f"fadd {kind} {value}, {n.load(f, place, mask)}")
         n.store(f, value, place, mask, stream=stream)
 
-    places = list(product(range(plan.rows), range(plan.columns)))
+    places = list(product(range(plan.rows), range(plan.vectors)))
     if mask is not None:
         for r, c in places:
             with f.when(f.both(f.test("slt", r, rows), f.test("slt", c, columns))):
@@ -244,11 +243,10 @@ def _write_w(plan: Slide) -> str:
         with f.loop(0, slab, plan.lanes) as i:
             f.store("zeroinitializer", f.at(mine, i, plan.sum), given.vector, size_of(plan.sum))
         first = f.mul(part, each)
-        with f.loop(first, f.min(f.add(first, each), total)) as index, f.loop(0, counts[3], plan.columns) as q3:
+        with f.loop(first, f.min(f.add(first, each), total)) as index, f.loop(0, counts[3], plan.vectors) as q3:
             q0, q1, tile_row = f.split(index, [counts[0], counts[1], rows])
             _add(f, plan, given, combo, (plain, masked), pointers, mine, (q0, q1, f.mul(tile_row, plan.rows), q3))
-    barrier = f.load(team, "ptr", 8)
-    f.do(f"call void {barrier}(ptr {team})")
+    f.meet(team)
     with f.items(f.at(team, 128, "i8"), len(plan.taps)) as tap:
         offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
         row = f.at(sums, f.mul(tap, plan.pitch), plan.sum)
@@ -290,9 +288,9 @@ def _choose(
         f.call(masked, *arguments, 0)
         return
     reach = [o for _, o in combo[3].taps] or [0]
-    low, high = min(reach), max(reach) + (plan.columns - 1) * plan.walks[3].sigma
+    low, high = min(reach), max(reach) + (plan.vectors - 1) * plan.walks[3].sigma
     fits = f.both(f.test("sge", f.add(column, low), 0), f.test("slt", f.add(column, high), plan.in_sizes[3]))
-    fits = f.both(fits, f.both(f.test("sge", rows, plan.rows), f.test("sge", columns, plan.columns)))
+    fits = f.both(fits, f.both(f.test("sge", rows, plan.rows), f.test("sge", columns, plan.vectors)))
     branch = f.either(fits)
     f.call(plain, *arguments, 0)
     if whole < plan.channels:
@@ -319,7 +317,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
     there, given = {}, {}
     if masked:
         there = {j: f.test("ult", f.add(position[3], j), plan.in_sizes[3]) for j in reads}
-        for r, col in product(range(plan.rows), range(plan.columns)):
+        for r, col in product(range(plan.rows), range(plan.vectors)):
             given[r, col] = f.both(f.test("slt", r, rows), f.test("slt", col, columns))
     kind, bits = n.vector, f"<{plan.lanes} x i1>"
     stop = plan.channels if masked else plan.channels // plan.lanes * plan.lanes
@@ -330,7 +328,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
             return None if ok is None else f.op(f"select i1 {ok}, {bits} {lanes}, {bits} zeroinitializer")
 
         ys = {}
-        for r, col in product(range(plan.rows), range(plan.columns)):
+        for r, col in product(range(plan.rows), range(plan.vectors)):
             at = f.add(r * walks[2].out_step + col * walks[3].out_step, c)
             ys[r, col] = n.load(f, f.at(y, at, n.storage), mask(given.get((r, col))))
         masks = {j: mask(ok) for j, ok in there.items()}
@@ -346,7 +344,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
                 for r, kernel_row in serve[row]:
                     for k3, o3 in combo[3].taps:
                         total = totals[kernel_row][k3]
-                        for col in range(plan.columns):
+                        for col in range(plan.vectors):
                             value = values[col * walks[3].sigma + o3]
                             f.set(total, kind, fma(f, value, ys[r, col], f.get(total, kind), plan.lanes, plan.sum))
             for kernel_row, when in uses.items():

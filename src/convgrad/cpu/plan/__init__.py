@@ -27,17 +27,13 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    plan: Plan | None = plane.plan(problem, target, team)
-    if plan is not None:
-        pass
-    elif slide.slides(problem):
-        plan = slide.plan(problem, target, team)
-    elif problem.wanted == "w":
-        plan = reduce.plan(problem, target, team)
-    elif (turned := reduce.turn(problem, target)) is not None:
-        plan = reduce.plan(turned, target, team, turned=problem)
-    else:
-        plan = gather.plan(problem, target, team)
+    # Each kind of nest is asked in turn whether it serves the problem; the last one serves all.
+    plan: Plan = (
+        plane.plan(problem, target, team)
+        or slide.plan(problem, target, team)
+        or reduce.plan(problem, target, team)
+        or gather.plan(problem, target, team)
+    )
     if isinstance(plan, Declined):
         return plan
     largest = plan.item * max(problem.size(role) for role in ("x", "w", "y"))

@@ -183,6 +183,7 @@ class Planner:
         self.walks = walks_of(axes, forward, box, split, self.in_place)
         self.packs = tuple(packed(a, w, forward, self.in_place) for a, w in zip(axes, self.walks, strict=True))
         self.boxes = prod(w.boxes for w in self.walks)
+        self.region = [w.box * w.phi for w in self.walks]
 
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
@@ -193,8 +194,7 @@ class Planner:
         self.block_groups = ceil(blocks / ceil(blocks / block_groups))
         # With many weights and few pixels it pays that each thread packs its own: they do not leave its cache.
         weights = self.taps * self.cin * self.out_total * self.size
-        results = self.boxes * (prod(w.box * w.phi for w in self.walks) + self.lanes)
-        sums = results * self.block * self.item if self.chunk < self.cin else 0
+        sums = self.boxes * (prod(self.region) + self.lanes) * self.block * self.item if self.chunk < self.cin else 0
         strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
         widths = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
         self.own = (
@@ -225,12 +225,11 @@ class Planner:
             for w, q, a in zip(self.walks, self.packs, self.shape.axes, strict=True)
         ]
         regions = [lines(spans, [q.stride for q in self.packs], self.chunk, self.in_channel[1], self.size)]
-        results = [w.box * w.phi for w in self.walks]
         if not self.stream and self.fold is None:
             steps = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)
-            regions.append(lines(results, steps, channels, self.out_channel[1], self.out_size))
-        self.ahead = Ahead(tuple(regions), part * max(1, prod(results) // self.rows), self.chunk)
+            regions.append(lines(self.region, steps, channels, self.out_channel[1], self.out_size))
+        self.ahead = Ahead(tuple(regions), part * max(1, prod(self.region) // self.rows), self.chunk)
         self.why.append("the next box is asked for while one is computed")
 
     def _made(self) -> Gather:

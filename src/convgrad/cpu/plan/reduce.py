@@ -30,12 +30,15 @@ from .shape import (
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 
 
-def plan(p: Problem, target: Target, threads: int, turned: Problem | None = None) -> Plan:
-    """A plan for the weight gradient of a problem, or for the 1x1 convolution that it stands for."""
-    return Planner(p, target, threads, turned).plan()
+def plan(p: Problem, target: Target, threads: int) -> Plan | None:
+    """A plan for a weight gradient, or for a 1x1 convolution that can be had as one; None for others."""
+    if p.wanted == "w":
+        return Planner(p, target, threads, None).plan()
+    sums = _turned(p, target)
+    return None if sums is None else Planner(sums, target, threads, p).plan()
 
 
-def turn(p: Problem, target: Target) -> Problem | None:
+def _turned(p: Problem, target: Target) -> Problem | None:
     """A 1x1 convolution whose pixels lie together in x and y, as a sum over channels: pixels then go to the lanes.
 
     Each image is a group of its own, w is in the place of x, and pixels are in that of y's channels:

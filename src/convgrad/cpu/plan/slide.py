@@ -14,15 +14,17 @@ from .shape import AXES, simplify, tap_offsets, walks_of
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
 
 
-def slides(p: Problem) -> bool:
+def _serves(p: Problem) -> bool:
     """Whether each channel is computed on its own, tensors read in place: depthwise, channels together, few taps."""
     phases = prod(p.stride) if p.wanted == "x" else 1
     steps = (p.x_strides[1], p.y_strides[1])
     return p.g > 1 and p.cx == p.cy == 1 and steps == (1, 1) and phases <= 8 and 1 < prod(p.w) <= 50
 
 
-def plan(p: Problem, target: Target, threads: int) -> Slide:
-    """A plan for a depthwise layer."""
+def plan(p: Problem, target: Target, threads: int) -> Slide | None:
+    """A plan for a depthwise layer, or None for others."""
+    if not _serves(p):
+        return None
     shape = simplify(p)
     forward = p.wanted != "x"
     sum_dtype = DTYPES[p.dtype].accumulator
@@ -30,7 +32,7 @@ def plan(p: Problem, target: Target, threads: int) -> Slide:
     one = [1] * AXES
     walks = walks_of(shape.axes, forward, one, (False,) * AXES, True)
     taps = prod(a.k for a in shape.axes)
-    rows, columns = (2, 4) if target.registers >= 32 else (1, 4)
+    rows, vectors = (2, 4) if target.registers >= 32 else (1, 4)
     counts = [max(s.stop for s in w.stretches) for w in walks]
     outer = counts[0] * counts[1]
     band = max(1, min(counts[2], ceil(outer * counts[2] / (16 * threads))))
@@ -40,7 +42,7 @@ def plan(p: Problem, target: Target, threads: int) -> Slide:
     slices = max(1, min(outer * ceil(counts[2] / rows) // 2, 32, max(4, SLABS // slab)))
     return Slide(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
-        lanes=lanes, rows=rows, columns=columns, channels=p.g, walks=walks,
+        lanes=lanes, rows=rows, vectors=vectors, channels=p.g, walks=walks,
         in_sizes=tuple(a.x if forward else a.y for a in shape.axes),
         in_steps=tuple(a.x_step if forward else a.y_step for a in shape.axes),
         taps=tap_offsets(shape.axes), w_step=shape.w_channel[0], band=up(band, rows), slices=slices,
