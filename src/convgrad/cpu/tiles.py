@@ -54,7 +54,8 @@ class Tile:
     def paired(self, rows: Sequence[str], columns: str, align: int) -> None:
         """Add two products everywhere: a pair of bf16 per row, times a vector of pairs per column.
 
-        The machine's own instruction: products and sums in f32.
+        The machine's own instruction: products and sums in f32. Its last operand is the one that it can read and
+        spread by itself, so that is the pair.
         """
         f = self.f
         width = len(self.places[0])
@@ -70,7 +71,7 @@ class Tile:
             left = f.op(f"bitcast {words} {both} to {pairs}")
             for v, (place, value) in enumerate(zip(row, right, strict=True)):
                 sum_ = f.get(place, self.kind)
-                added = f.op(f"call {self.kind} @{name}({self.kind} {sum_}, {pairs} {left}, {pairs} {value})")
+                added = f.op(f"call {self.kind} @{name}({self.kind} {sum_}, {pairs} {value}, {pairs} {left})")
                 self._put(place, sum_, added, v)
 
     def _add(self, place: str, left: str, right: str, column: int = 0) -> None:
