@@ -176,12 +176,12 @@ class Planner:
         units = self.groups * ceil(self.blocks / self.together) if self.share else self.groups
         sums = self.blocks * self.crow * self.taps * block * item
         self.slices = 1
-        if units >= 16 or boxes < 32 or sums > self.target.l2 // 3:
+        if units >= 16 or boxes < 16 or sums > self.target.l2 // 3:
             return
         # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
         # packed once.
         most = max(4, min(16, SUMS // sums // 4 * 4))
-        self.slices = min(ceil(most / units), boxes // 4)
+        self.slices = min(ceil(most / units), boxes // 16 * 4)
         if self.slices == 1:
             return
         self.why.append(f"sums over pixels in {self.slices} parts, added in order")
