@@ -28,6 +28,7 @@ from .shape import (
 )
 
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
+COPY = 0.5  # steps of the tile in which an element is packed
 
 
 def plan(p: Problem, target: Target, threads: int) -> Plan | None:
@@ -92,6 +93,7 @@ class Planner:
         self._take_inputs()
         self._cut_pixels()
         self._cut_results()
+        self._spare_copies()
         self._lay_bands()
         band = prod(q.extent for q in self.x_packs) * self.x_pitch * self.item
         if band > max(64 << 20, 4 * self.p.bytes):
@@ -197,14 +199,12 @@ class Planner:
         if self.share:
             return
         row_part, lane_part = crow, blocks
-        sums = self.taps * self.block * self.item
+        sums = self._sum_bytes()
         while lane_part > 1 and lane_part * row_part * sums > self.target.l2 // 3:
             lane_part = ceil(lane_part / 2)
         while row_part > 4 * self.rows and lane_part * row_part * sums > self.target.l2 // 3:
             row_part = ceil(row_part / 2)
-        pixels = prod(self.box) if self.row_side == "x" else _entries(self.shape.axes, self.box)
-        room = ROOM if self.turned is None else self.target.l2 // 4
-        while lane_part > 1 and lane_part * pixels * self.block * self.item > room:
+        while lane_part > 1 and not self._has_room(lane_part):
             lane_part = ceil(lane_part / 2)
 
         def tasks() -> int:
@@ -222,6 +222,49 @@ class Planner:
         self.lane_part = lane_part
         self.row_part = max(ceil(crow / ceil(crow / row_part)), min(self.rows, crow))
         if not self.target.tile:
+            self.rows = self._height(self.row_part)
+
+    def _sum_bytes(self) -> int:
+        """The sums of one row in one block."""
+        return self.taps * self.block * self.item
+
+    def _has_room(self, lane_part: int) -> bool:
+        """Whether the band of so many blocks is small enough."""
+        pixels = prod(self.box) if self.row_side == "x" else _entries(self.shape.axes, self.box)
+        room = ROOM if self.turned is None else self.target.l2 // 4
+        return lane_part * pixels * self.block * self.item <= room
+
+    def _spare_copies(self) -> None:
+        """Parts of another shape, if they take less time: each part of the lanes packs all rows again, and conversely.
+
+        Their sums are no larger, and there is as much work for every thread.
+        """
+        crow, blocks = self.crow, self.blocks
+        if self.share or self.turned is not None or self.target.tile or self.lanes_in_place:
+            return
+        x, y = (prod(sizes) for sizes in zip(*((a.x, a.y) for a in self.shape.axes), strict=True))
+        rows, lanes = (x, y) if self.row_side == "x" else (y, x)
+        row_copies = 0 if self.in_place else rows * crow
+        lane_copies = lanes * self.clane
+        products = y * self.taps * self.clane / (self.lanes * (2 if self.pairs else 1))
+        most = max(self.target.l2 // 3, self.lane_part * self.row_part * self._sum_bytes())
+
+        def cost(lane_part: int, row_part: int) -> float:
+            height, parts = self._height(row_part), ceil(crow / row_part)
+            copies = row_copies * ceil(blocks / lane_part) + lane_copies * parts
+            return COPY * copies + products * parts * up(row_part, height)
+
+        def good(lane_part: int, row_part: int) -> bool:
+            tasks = self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
+            enough = tasks % self.threads == 0 or tasks >= 8 * self.threads
+            return enough and lane_part * row_part * self._sum_bytes() <= most and self._has_room(lane_part)
+
+        lane_parts = {ceil(blocks / n) for n in range(1, 17)}
+        row_parts = {ceil(crow / n) for n in range(1, min(16, max(1, crow // (2 * self.rows))) + 1)}
+        others = [parts for parts in product(sorted(lane_parts), sorted(row_parts)) if good(*parts)]
+        best = min(others, key=lambda parts: cost(*parts), default=None)
+        if best is not None and 1.02 * cost(*best) < cost(self.lane_part, self.row_part):
+            self.lane_part, self.row_part = best
             self.rows = self._height(self.row_part)
 
     def _lay_bands(self) -> None:
