@@ -393,7 +393,7 @@ def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int
 
         def fits(b: int, i: int = i) -> bool:
             trial = [*box[:i], b, *box[i + 1 :]]
-            return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 // 2
+            return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 * 4 // 5
 
         box[i] = longest(axes[i].y, fits)
         if box[i] < axes[i].y:
