@@ -95,7 +95,10 @@ def _run(
     f.call(clear, to, f.mul(low, pitch))
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
-    if channel_step == 1:
+    if channel_step == 1 and _flat(axis, pitch, known):
+        source = f.at(row, f.mul(f.add(first, low), pitch), n.storage)
+        _copy(f, n, source, f.at(to, f.mul(low, pitch), n.sum), f.mul(f.sub(high, low), pitch), None)
+    elif channel_step == 1:
         with f.loop(low, high) as i:
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
@@ -120,6 +123,13 @@ def _run(
     return f
 
 
+def _flat(axis: Packed, pitch: int, known: int | None) -> bool:
+    """Whether pixels follow each other without a gap, in the tensor as in the band, so that a run of them is copied as
+    if it were one.
+    """
+    return pitch == known == axis.stride and axis.step == 1
+
+
 def _joined_run(
     m: Module, name: str, n: Numbers, axis: Packed, pitch: int, known: int | None, apart: int, step: int
 ) -> Function:
@@ -131,30 +141,52 @@ def _joined_run(
     row, to, first, channels = f.args
     order = [i // 2 + n.lanes * (i % 2) for i in range(2 * n.lanes)]
 
-    def join(c: Value, pixels: list[str], entry: str, masks: Sequence[str | None]) -> None:
+    def join(c: Value, pixels: list[str], entry: str, masks: Sequence[str | None] = (None, None)) -> None:
         two = [n.load(f, f.at(p, c, n.storage), mask) for p, mask in zip(pixels, masks, strict=True)]
         place = f.at(entry, f.mul(c, 2), n.sum)
         f.store(shuffle(f, n.vector, two[0], two[1], order), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
 
-    whole = known is not None and known % n.lanes == 0
-    with f.loop(0, axis.extent // step) as e:
+    def join_all(count: Value, pixels: list[str], entry: str) -> None:
+        whole = f.mul(f.div(count, n.lanes), n.lanes)
+        group = 1 if isinstance(whole, str) else next(g for g in (4, 3, 2, 1) if whole // n.lanes % g == 0)
+        with f.loop(0, whole, group * n.lanes) as c:
+            for v in range(group):
+                join(f.add(c, v * n.lanes), pixels, entry)
+        rest = f.sub(count, whole)
+        if rest != 0:
+            with f.when(f.test("ne", rest, 0)):
+                join(whole, pixels, entry, [n.mask(f, rest)] * 2)
+
+    def places(e: Value) -> tuple[list[str], list[str], str]:
         at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, apart)]
-        inside = [f.test("ult", i, axis.size) for i in at]
         pixels = [f.at(row, f.mul(i, axis.stride), n.storage) for i in at]
-        entry = f.at(to, f.mul(e, 2 * pitch), n.sum)
-        branch = f.either(f.both(*inside)) if whole else None
-        if branch is not None and known is not None:
-            group = next(g for g in (4, 3, 2, 1) if known // n.lanes % g == 0)
-            with f.loop(0, known, group * n.lanes) as c:
-                for v in range(group):
-                    join(f.add(c, v * n.lanes), pixels, entry, (None, None))
-            f.otherwise(branch)
-        # Of a pixel outside nothing is read.
+        return [f.test("ult", i, axis.size) for i in at], pixels, f.at(to, f.mul(e, 2 * pitch), n.sum)
+
+    def join_inside(inside: list[str], pixels: list[str], entry: str) -> None:
+        """Of a pixel outside nothing is read."""
         there = [f.choose(i, channels, 0) for i in inside]
         with f.loop(0, channels, n.lanes) as c:
             join(c, pixels, entry, [n.mask(f, f.sub(count, c)) for count in there])
-        if branch is not None:
-            f.join(branch)
+
+    entries = axis.extent // step
+    if step == 1 and _flat(axis, pitch, known):
+        # Entries follow each other like the pixels: all that lie inside are one.
+        low = f.min(f.max(f.sub(0, first), 0), entries)
+        high = f.max(low, f.min(f.sub(axis.size - apart, first), entries))
+        with f.loop(0, low) as e:
+            join_inside(*places(e))
+        _, pixels, entry = places(low)
+        join_all(f.mul(f.sub(high, low), pitch), pixels, entry)
+        with f.loop(high, entries) as e:
+            join_inside(*places(e))
+        return f
+    with f.loop(0, entries) as e:
+        inside, pixels, entry = places(e)
+        branch = f.either(f.both(*inside))
+        join_all(channels if known is None else known, pixels, entry)
+        f.otherwise(branch)
+        join_inside(inside, pixels, entry)
+        f.join(branch)
     return f
 
 

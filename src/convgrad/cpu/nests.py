@@ -464,12 +464,16 @@ class Reduce(Nest):
     @property
     def x_pitch(self) -> int:
         """Elements between pixels in the band of x."""
-        return reduce_pitch(self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x")
+        return reduce_pitch(
+            self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x", self.x_channel[1]
+        )
 
     @property
     def y_pitch(self) -> int:
         """Elements between pixels in the band of y."""
-        return reduce_pitch(self.row_side == "y", self.row_part, self.lanes, self.block, self.share, "y")
+        return reduce_pitch(
+            self.row_side == "y", self.row_part, self.lanes, self.block, self.share, "y", self.y_channel[1]
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -624,11 +628,16 @@ class Plane(Nest):
         return {".band": up(prod(self.extents) * self.pitch, 16), ".weights": up(len(self.taps) + 1, 16)}
 
 
-def reduce_pitch(row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str) -> int:
+def reduce_pitch(
+    row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str, channel_step: int
+) -> int:
     """Elements between pixels of a band of the weight gradient."""
     if share:
         return up(block // share[1] * share[0], lanes) if side == "x" else block
-    return pitch(row_part, lanes) if row else block
+    if not row:
+        return block
+    # A few channels that lie together are kept without a gap, so that pixels can be copied as one run.
+    return row_part if channel_step == 1 and row_part < 4 * lanes else pitch(row_part, lanes)
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ class Planner:
         crow, blocks = self.crow, self.blocks
         if self.share or self.turned is not None or self.target.tile or self.lanes_in_place:
             return
-        x, y = (prod(sizes) for sizes in zip(*((a.x, a.y) for a in self.shape.axes), strict=True))
+        x, y = prod(a.x for a in self.shape.axes), prod(a.y for a in self.shape.axes)
         rows, lanes = (x, y) if self.row_side == "x" else (y, x)
         row_copies = 0 if self.in_place else rows * crow
         lane_copies = lanes * self.clane
@@ -271,7 +271,8 @@ class Planner:
         """The bands of x and y: what is copied into them, and how the sums walk over them."""
         axes, box, row_side = self.shape.axes, self.box, self.row_side
         self.x_pitch, y_pitch = (
-            reduce_pitch(row_side == side, self.row_part, self.lanes, self.block, self.share, side) for side in "xy"
+            reduce_pitch(row_side == side, self.row_part, self.lanes, self.block, self.share, side, channel[1])
+            for side, channel in (("x", self.x_channel), ("y", self.y_channel))
         )
         places = (self.in_place, self.lanes_in_place)
         x_in_place, y_in_place = places if row_side == "x" else places[::-1]
