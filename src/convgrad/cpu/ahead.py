@@ -51,7 +51,6 @@ class Fetch:
 
     def __init__(self, f: Function, ahead: Ahead, base: str, offsets: str) -> None:
         self.f, self.ahead, self.base, self.offsets = f, ahead, base, offsets
-        f.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.position = f.variable("i64", 0)
         if ahead.each <= BURST:
             for i in range(ahead.each):
@@ -73,4 +72,4 @@ class Fetch:
     def _line(self, index: Value) -> None:
         f = self.f
         offset = f.load(f.at(self.offsets, index, "i64"), "i64", 8)
-        f.do(f"call void @llvm.prefetch.p0(ptr {f.at(self.base, offset, 'i8')}, i32 0, i32 2, i32 1)")
+        f.prefetch(f.at(self.base, offset, "i8"))

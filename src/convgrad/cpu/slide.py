@@ -2,7 +2,8 @@
 
 A tile is a few neighbouring pixels of some rows, of the result, or of y for the weight gradient. The other tensor's
 pixels are loaded once per row and serve all taps. What lies outside is left out: rows by a branch, columns by a mask.
-All vectors of channels of a tile are computed one after another, so that memory is read along lines.
+All vectors of channels of a tile are computed one after another, so that memory is read along lines; meanwhile the
+rows of the tile below are asked for.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def _tile(
     width = walks[3].kernel
     inside = {row: _inside(f, plan, combo, position, row) for row in sorted(serve)}
     reads = _reads(plan, combo)
+    new = {row for row in serve if not masked and _below(plan, row) not in serve}  # to the tile below
     there = {}
     if masked:
         for j in reads:
@@ -130,7 +132,7 @@ def _tile(
         sums = [[f.variable(kind, start) for _ in range(plan.vectors)] for _ in range(plan.rows)]
         for row, served in sorted(serve.items()):
             with f.when(inside[row]):
-                values = _loaded(f, plan, given, source, row, c, reads, masks)
+                values = _loaded(f, plan, given, source, row, c, reads, masks, below=row in new)
                 for r, kernel_row in served:
                     for k3, o3 in combo[3].taps:
                         tap = (kernel_row * width + k3) * plan.pitch
@@ -160,12 +162,21 @@ def _reads(plan: Slide, combo: tuple[Stretch, ...]) -> list[int]:
 
 def _loaded(
     f: Function, plan: Slide, n: Numbers, source: str, row: tuple[int, int, int], channel: Value, reads: list[int],
-    masks: Mapping[int, str | None],
+    masks: Mapping[int, str | None], *, below: bool,
 ) -> dict[int, str]:  # fmt: skip
-    """The vectors of one row of input, by their offset."""
+    """The vectors of one row of input, by their offset; if `below`, the same of the tile below are asked for."""
     offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
     line = f.at(source, f.add(offset, channel), n.storage)
+    if below:
+        further = f.at(line, (_below(plan, row)[2] - row[2]) * plan.in_steps[2], n.storage)
+        for j in reads[: plan.vectors * plan.walks[3].sigma]:  # of the others, the tile beside that one asks
+            f.prefetch(f.at(further, j * plan.in_steps[3], n.storage))
     return {j: n.load(f, f.at(line, j * plan.in_steps[3], n.storage), masks.get(j)) for j in reads}
+
+
+def _below(plan: Slide, row: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The row of input that is to the tile below what this one is to a tile."""
+    return row[0], row[1], row[2] + plan.rows * plan.walks[2].sigma
 
 
 def _inside(
@@ -314,6 +325,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
         for _, kernel_row in serve[row]:
             uses.setdefault(kernel_row, []).append(i)
     reads = _reads(plan, combo)
+    new = {row for row in order if not masked and _below(plan, row) not in serve}  # to the tile below
     there, given = {}, {}
     if masked:
         there = {j: f.test("ult", f.add(position[3], j), plan.in_sizes[3]) for j in reads}
@@ -331,6 +343,8 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
         for r, col in product(range(plan.rows), range(plan.vectors)):
             at = f.add(r * walks[2].out_step + col * walks[3].out_step, c)
             ys[r, col] = n.load(f, f.at(y, at, n.storage), mask(given.get((r, col))))
+            if not masked:
+                f.prefetch(f.at(y, f.add(at, plan.rows * walks[2].out_step), n.storage))
         masks = {j: mask(ok) for j, ok in there.items()}
         totals: dict[int, list[str]] = {}
         for i, row in enumerate(order):
@@ -340,7 +354,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
                               for k in range(walks[3].kernel)]  # fmt: skip
                     totals[kernel_row] = [f.variable(kind, f.load(place, kind, align)) for place in places]
             with f.when(inside[row]):
-                values = _loaded(f, plan, n, x, row, c, reads, masks)
+                values = _loaded(f, plan, n, x, row, c, reads, masks, below=row in new)
                 for r, kernel_row in serve[row]:
                     for k3, o3 in combo[3].taps:
                         total = totals[kernel_row][k3]
