@@ -21,7 +21,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 AHEAD, BEHIND, OTHER, INK, FAINT = "#20798f", "#d2622f", "#3b3b3b", "#222222", "#8a8a8a"
-SHARES = {"fma": "#7f94b8", "copy": "#c3a75a"}
+SHARES = {"fma": "#7f94b8", "dot": "#7f94b8", "copy": "#c3a75a"}
 BAND = "#f4f4f2"
 DENSE = ("dense", "strided", "pointwise", "dilated", "1D", "3D", "transposed")
 TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
@@ -234,7 +234,7 @@ def _legend(results: list[dict[str, Any]]) -> list[Any]:
     if name == "PyTorch" and any("onednn" in _ratios(r) for r in results):
         handles.append(Line2D([], [], ls="", marker="D", ms=4, mfc="white", mec=OTHER, label="beside oneDNN Graph"))
     handles.append(Line2D([], [], color=INK, lw=0.8, ls=(0, (2, 2)), label="geometric mean of a group"))
-    handles.append(Patch(color=SHARES["fma"], label="limit: FMA peak"))
+    handles.append(Patch(color=SHARES["fma"], label="limit: peak of FMA, or of bf16 dot products"))
     handles.append(Patch(color=SHARES["copy"], label="limit: copy bandwidth"))
     return handles
 

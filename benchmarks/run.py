@@ -67,7 +67,7 @@ class Result:
     first: float  # the first call: planning and compiling, unless the code was on disk
     times: dict[str, timing.Timing]
     limit: float  # the least time that the machine allows
-    bound: str  # what sets it: "fma" or "copy"
+    bound: str  # what sets it: "fma", "dot" or "copy"
     notes: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -122,10 +122,12 @@ class Machine:
         return float(np.interp(np.log(max(size, 1)), np.log(sizes), speeds))
 
     def bound(self, flops: int, size: int, dtype: str) -> tuple[float, str]:
-        """The least time that flops and bytes allow, and which of the two sets it: "fma" or "copy"."""
-        compute = flops / self.fma["f64" if dtype == "f64" else "f32"] if self.fma else 0.0
+        """The least time that flops and bytes allow, and what sets it: "fma", "dot" (that of bf16 pairs) or "copy"."""
+        compute, unit = flops / self.fma["f64" if dtype == "f64" else "f32"] if self.fma else 0.0, "fma"
+        if dtype == "bf16" and self.bf16_dot:
+            compute, unit = flops / self.bf16_dot, "dot"
         move = size / self.copy_speed(size)
-        return (compute, "fma") if compute >= move else (move, "copy")
+        return (compute, unit) if compute >= move else (move, "copy")
 
 
 def measure_machine(threads: int, seconds: float = 2.0) -> Machine:
@@ -140,7 +142,8 @@ def measure_machine(threads: int, seconds: float = 2.0) -> Machine:
             break
         single[dtype] = one
         fma[dtype] = _together(dtype, threads, one, piece)
-    dot = fma_speed("bf16", threads, piece)
+    one_dot = fma_speed("bf16", 1, piece)
+    dot = None if one_dot is None else _together("bf16", threads, one_dot, piece)
     copies = {size: copy_speed(size, threads, piece) for size in sizes}
     return Machine(cpu_name(), threads, fma, single, dot, copies)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,6 +147,9 @@ def test_bound():
     assert MACHINE.copy_speed(1) == 4e10
     assert MACHINE.copy_speed(1 << 30) == 1e10
     assert MACHINE.bound(10**9, 1 << 20, "bf16") == (pytest.approx(0.01), "fma")
+    dots = replace(MACHINE, bf16_dot=2e11)
+    assert dots.bound(10**9, 1 << 20, "bf16") == (pytest.approx(0.005), "dot")
+    assert dots.bound(10**9, 1 << 20, "f16") == (pytest.approx(0.01), "fma")
     assert MACHINE.bound(10**9, 1 << 20, "f64") == (pytest.approx(0.02), "fma")
     assert MACHINE.bound(10**6, 1 << 24, "f32") == (pytest.approx((1 << 24) / 1e10), "copy")
 
