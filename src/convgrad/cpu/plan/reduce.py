@@ -228,17 +228,18 @@ class Planner:
         """The sums of one row in one block."""
         return self.taps * self.block * self.item
 
+    def _pixels(self, side: str) -> int:
+        """Pixels of a box of one side."""
+        return _entries(self.shape.axes, self.box) if side == "x" else prod(self.box)
+
     def _has_room(self, lane_part: int) -> bool:
         """Whether the band of so many blocks is small enough."""
-        pixels = prod(self.box) if self.row_side == "x" else _entries(self.shape.axes, self.box)
+        pixels = self._pixels("y" if self.row_side == "x" else "x")
         room = ROOM if self.turned is None else self.target.l2 // 4
         return lane_part * pixels * self.block * self.item <= room
 
     def _spare_copies(self) -> None:
-        """Parts of another shape, if they take less time: each part of the lanes packs all rows again, and conversely.
-
-        Their sums are no larger, and there is as much work for every thread.
-        """
+        """Parts of another shape, if they take less time: each of the lanes packs all rows again, and conversely."""
         crow, blocks = self.crow, self.blocks
         if self.share or self.turned is not None or self.target.tile or self.lanes_in_place:
             return
@@ -248,16 +249,18 @@ class Planner:
         lane_copies = lanes * self.clane
         products = y * self.taps * self.clane / (self.lanes * (2 if self.pairs else 1))
         most = max(self.target.l2 // 3, self.lane_part * self.row_part * self._sum_bytes())
+        most_rows = max(self.row_part, ROOM // (self._pixels(self.row_side) * self.item))
 
         def cost(lane_part: int, row_part: int) -> float:
             height, parts = self._height(row_part), ceil(crow / row_part)
             copies = row_copies * ceil(blocks / lane_part) + lane_copies * parts
-            return COPY * copies + products * parts * up(row_part, height)
+            work = COPY * copies + products * parts * up(row_part, height)
+            times, size = self.groups * self.slices * parts, up(self.clane, self.lanes)
+            return work / _busy(times, size, lane_part * self.block, self.threads)
 
         def good(lane_part: int, row_part: int) -> bool:
-            tasks = self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
-            enough = tasks % self.threads == 0 or tasks >= 8 * self.threads
-            return enough and lane_part * row_part * self._sum_bytes() <= most and self._has_room(lane_part)
+            small = lane_part * row_part * self._sum_bytes() <= most and row_part <= most_rows
+            return small and self._has_room(lane_part)
 
         lane_parts = {ceil(blocks / n) for n in range(1, 17)}
         row_parts = {ceil(crow / n) for n in range(1, min(16, max(1, crow // (2 * self.rows))) + 1)}
@@ -266,6 +269,7 @@ class Planner:
         if best is not None and 1.02 * cost(*best) < cost(self.lane_part, self.row_part):
             self.lane_part, self.row_part = best
             self.rows = self._height(self.row_part)
+            self.why.append("rows and lanes cut so that less is packed more than once")
 
     def _lay_bands(self) -> None:
         """The bands of x and y: what is copied into them, and how the sums walk over them."""
@@ -340,6 +344,13 @@ class Planner:
             operands=self.operands, stream=self.stream, accumulate=p.accumulate, half=half(self.target),
             threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
+
+
+def _busy(times: int, size: int, part: int, threads: int) -> float:
+    """How much of their time threads have work, if so many times a size is cut into parts, the last one shorter."""
+    whole, last = times * (size // part), size % part / part
+    work = (whole + times * last) / threads
+    return work / max(work, ceil(whole / threads), ceil((whole + times) / threads) * last)
 
 
 def _by_images(shape: Shape) -> Shape:
