@@ -88,6 +88,8 @@ def _draw(rng: np.random.Generator) -> Problem:
         return _draw_pixels(rng, 3000)
     if kind < 0.16:
         return _draw_points(rng)
+    if kind < 0.26:
+        return _draw_rows(rng)
     rank = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         axes = [_usual_axis(rng, rank) for _ in range(rank)]
@@ -118,6 +120,22 @@ def _draw_points(rng: np.random.Generator) -> Problem:
     axes: list[Numbers] = [(size, 1, size, 1, 1, 0) for size in sizes]
     cx, cy = (int(v) for v in rng.choice(EDGES, 2)) if rng.random() < 0.5 else (int(v) for v in rng.integers(1, 300, 2))
     return _problem(rng, axes, int(rng.integers(1, 4)), 1, cx, cy)
+
+
+def _draw_rows(rng: np.random.Generator) -> Problem:
+    """Rows longer than a vector, with few channels or each channel on its own: stems and depthwise layers."""
+    rank = int(rng.integers(1, 4))
+    axes = []
+    for axis in range(rank):
+        k, s, d = int(rng.integers(1, 6)), int(rng.choice([1, 1, 2, 3])), int(rng.choice([1, 1, 1, 2]))
+        x = int(rng.integers(16, 70) if axis == rank - 1 else rng.integers(1, 12))
+        axes.append(_axis(rng, x, k, s, d, int(rng.integers(0, k + 1)), int(rng.integers(0, k + 1))))
+    g, cx, cy = 1, int(rng.integers(1, 25)), int(rng.choice(EDGES))
+    if rng.random() < 0.4:
+        g, cx, cy = int(rng.integers(2, 40)), 1, 1
+    elif rng.random() < 0.3:
+        cx, cy = cy, cx
+    return _problem(rng, axes, int(rng.integers(1, 5)), g, cx, cy)
 
 
 def _draw_large(rng: np.random.Generator) -> Problem:
@@ -247,7 +265,7 @@ def _strides(rng: np.random.Generator, p: Problem, role: str) -> tuple[int, ...]
     order = usual[int(rng.integers(0, len(usual)))]
     if kind > 0.7:
         order = [int(a) for a in rng.permutation(axes)]
-    room = [s + int(rng.integers(0, 3)) for s in merged] if kind > 0.85 else merged
+    room = [s + int(rng.integers(0, 3)) for s in merged] if kind > 0.85 or 0.6 < kind < 0.7 else merged
     strides = list(dense_strides(tuple(room), tuple(order)))
     if kind > 0.9:
         strides = [-s if rng.random() < 0.3 else s for s in strides]
