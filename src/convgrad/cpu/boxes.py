@@ -162,7 +162,7 @@ def _joined_run(
         pixels = [f.at(row, f.mul(i, axis.stride), n.storage) for i in at]
         return [f.test("ult", i, axis.size) for i in at], pixels, f.at(to, f.mul(e, 2 * pitch), n.sum)
 
-    def join_inside(inside: list[str], pixels: list[str], entry: str) -> None:
+    def join_there(inside: list[str], pixels: list[str], entry: str) -> None:
         """Of a pixel outside nothing is read."""
         there = [f.choose(i, channels, 0) for i in inside]
         with f.loop(0, channels, n.lanes) as c:
@@ -174,24 +174,26 @@ def _joined_run(
         low = f.min(f.max(f.sub(0, first), 0), entries)
         high = f.max(low, f.min(f.sub(axis.size - apart, first), entries))
         with f.loop(0, low) as e:
-            join_inside(*places(e))
-        _, pixels, entry = places(low)
-        join_all(f.mul(f.sub(high, low), pitch), pixels, entry)
+            join_there(*places(e))
+        run = [f.at(row, f.mul(f.add(first, low, shift), pitch), n.storage) for shift in (0, apart)]
+        join_all(f.mul(f.sub(high, low), pitch), run, f.at(to, f.mul(low, 2 * pitch), n.sum))
         with f.loop(high, entries) as e:
-            join_inside(*places(e))
+            join_there(*places(e))
         return f
     with f.loop(0, entries) as e:
         inside, pixels, entry = places(e)
         branch = f.either(f.both(*inside))
         join_all(channels if known is None else known, pixels, entry)
         f.otherwise(branch)
-        join_inside(inside, pixels, entry)
+        join_there(inside, pixels, entry)
         f.join(branch)
     return f
 
 
 def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known: int | None) -> None:
-    """Copy the channels of one pixel, which lie together: whole vectors, several at a time if their number is known."""
+    """Copy channels that lie together, of a pixel or of a run: whole vectors, several at a time if it is `known` how
+    many there are.
+    """
     item = size_of(n.sum)
 
     def move(c: Value, mask: str | None = None) -> None:

@@ -351,10 +351,12 @@ class Reduce(Nest):
     sizes_y: Ints  # pixels of y along each axis
     box: Ints
     x_packs: tuple[Packed, ...]
+    x_pitch: int  # elements between pixels in the band of x
     x_low: Ints
     x_sigma: Ints
     x_walk: Ints  # elements between the x of neighbouring o, along each axis
     y_packs: tuple[Packed, ...]
+    y_pitch: int
     y_walk: Ints
     in_place: bool  # the row side is read where it lies
     lanes_in_place: bool  # so is the lane side
@@ -462,27 +464,14 @@ class Reduce(Nest):
         return self.y_entries // self.y_join[1]
 
     @property
-    def x_pitch(self) -> int:
-        """Elements between pixels in the band of x."""
-        return reduce_pitch(
-            self.row_side == "x", self.row_part, self.lanes, self.block, self.share, "x", self.x_channel[1]
-        )
-
-    @property
-    def y_pitch(self) -> int:
-        """Elements between pixels in the band of y."""
-        return reduce_pitch(
-            self.row_side == "y", self.row_part, self.lanes, self.block, self.share, "y", self.y_channel[1]
-        )
-
-    @property
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
         x = self.x_steps * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
         y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
         x, y = (0 if self.lies("x") else x), (0 if self.lies("y") else y)
-        # Sums are read in squares of vectors, which may reach beyond the last tap.
+        # Sums are read in squares of vectors, which may reach beyond the last tap. Of the bands whole vectors are
+        # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
         beyond = self.lanes * self.rows * self.block
         return {
             "sums": up(self.slab * self.tasks + beyond if self.slices > 1 else 0, line),
@@ -626,18 +615,6 @@ class Plane(Nest):
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer, all of them a thread's own."""
         return {".band": up(prod(self.extents) * self.pitch, 16), ".weights": up(len(self.taps) + 1, 16)}
-
-
-def reduce_pitch(
-    row: bool, row_part: int, lanes: int, block: int, share: tuple[int, int] | None, side: str, channel_step: int
-) -> int:
-    """Elements between pixels of a band of the weight gradient."""
-    if share:
-        return up(block // share[1] * share[0], lanes) if side == "x" else block
-    if not row:
-        return block
-    # A few channels that lie together are kept without a gap, so that pixels can be copied as one run.
-    return row_part if channel_step == 1 and row_part < 4 * lanes else pitch(row_part, lanes)
 
 
 @dataclass(frozen=True)

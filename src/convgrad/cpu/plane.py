@@ -78,7 +78,8 @@ def _copy(m: Module, plan: Plane, n: Numbers) -> Function:
         line = f.at(source, start, n.storage)
         with f.loop(0, plan.pitch, plan.lanes) as c:
             at = f.add(c, low)
-            f.prefetch(f.at(line, f.add(at, plan.in_plane[1]), n.storage))  # of the next image
+            # The next image is asked for meanwhile.
+            f.prefetch(f.at(line, f.add(at, plan.in_plane[1]), n.storage))
             whole = f.both(f.test("sge", at, 0), f.test("sle", at, width - plan.lanes))
             arm = f.either(whole)
             f.store(n.load(f, f.at(line, at, n.storage)), f.at(row, c, plan.sum), n.vector, item)

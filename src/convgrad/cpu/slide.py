@@ -115,7 +115,7 @@ def _tile(
     width = walks[3].kernel
     inside = {row: _inside(f, plan, combo, position, row) for row in sorted(serve)}
     reads = _reads(plan, combo)
-    new = {row for row in serve if not masked and _below(plan, row) not in serve}  # to the tile below
+    new = set() if masked else _new_below(plan, serve)
     there = {}
     if masked:
         for j in reads:
@@ -168,15 +168,17 @@ def _loaded(
     offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
     line = f.at(source, f.add(offset, channel), n.storage)
     if below:
-        further = f.at(line, (_below(plan, row)[2] - row[2]) * plan.in_steps[2], n.storage)
-        for j in reads[: plan.vectors * plan.walks[3].sigma]:  # of the others, the tile beside that one asks
+        further = f.at(line, plan.rows * plan.walks[2].sigma * plan.in_steps[2], n.storage)
+        # For the other columns the tile beside that one asks.
+        for j in reads[: plan.vectors * plan.walks[3].sigma]:
             f.prefetch(f.at(further, j * plan.in_steps[3], n.storage))
     return {j: n.load(f, f.at(line, j * plan.in_steps[3], n.storage), masks.get(j)) for j in reads}
 
 
-def _below(plan: Slide, row: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The row of input that is to the tile below what this one is to a tile."""
-    return row[0], row[1], row[2] + plan.rows * plan.walks[2].sigma
+def _new_below(plan: Slide, serve: Mapping[tuple[int, int, int], object]) -> set[tuple[int, int, int]]:
+    """The rows of input for which the tile below reads one that this tile does not."""
+    step = plan.rows * plan.walks[2].sigma
+    return {(o0, o1, o2) for o0, o1, o2 in serve if (o0, o1, o2 + step) not in serve}
 
 
 def _inside(
@@ -325,7 +327,7 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretc
         for _, kernel_row in serve[row]:
             uses.setdefault(kernel_row, []).append(i)
     reads = _reads(plan, combo)
-    new = {row for row in order if not masked and _below(plan, row) not in serve}  # to the tile below
+    new = set() if masked else _new_below(plan, serve)
     there, given = {}, {}
     if masked:
         there = {j: f.test("ult", f.add(position[3], j), plan.in_sizes[3]) for j in reads}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from heapq import heapreplace
 from itertools import product
 from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, reduce_pitch, up
+from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import Target
-from .machine import ROOM, dots, half, shorter, streams, tile
+from .machine import ROOM, TEAM, dots, half, shorter, streams, tile
 from .shape import (
     AXES,
     Axis,
@@ -86,6 +88,7 @@ class Planner:
         self.lanes = target.lanes(self.item)
         self.taps = prod(a.k for a in self.shape.axes)
         self.x_channel, self.y_channel = self.shape.x_channel, self.shape.y_channel
+        self.room = target.l2 // 3  # for the sums of a task
 
     def plan(self) -> Plan:
         """The plan, or why there is none."""
@@ -178,12 +181,12 @@ class Planner:
         units = self.groups * ceil(self.blocks / self.together) if self.share else self.groups
         sums = self.blocks * self.crow * self.taps * block * item
         self.slices = 1
-        if units >= 16 or boxes < 16 or sums > self.target.l2 // 3:
+        if units >= 16 or boxes < 16 or sums > self.room:
             return
         # All sums of a group stay in the cache: tasks take parts of the pixels, always the same, so that each pixel is
         # packed once.
         most = max(4, min(16, SUMS // sums // 4 * 4))
-        self.slices = min(ceil(most / units), boxes // 16 * 4)
+        self.slices = min(ceil(most / units), boxes // 16 * 4)  # four boxes in each at least; TEAM threads share them
         if self.slices == 1:
             return
         self.why.append(f"sums over pixels in {self.slices} parts, added in order")
@@ -200,9 +203,9 @@ class Planner:
             return
         row_part, lane_part = crow, blocks
         sums = self._sum_bytes()
-        while lane_part > 1 and lane_part * row_part * sums > self.target.l2 // 3:
+        while lane_part > 1 and lane_part * row_part * sums > self.room:
             lane_part = ceil(lane_part / 2)
-        while row_part > 4 * self.rows and lane_part * row_part * sums > self.target.l2 // 3:
+        while row_part > 4 * self.rows and lane_part * row_part * sums > self.room:
             row_part = ceil(row_part / 2)
         while lane_part > 1 and not self._has_room(lane_part):
             lane_part = ceil(lane_part / 2)
@@ -248,36 +251,53 @@ class Planner:
         row_copies = 0 if self.in_place else rows * crow
         lane_copies = lanes * self.clane
         products = y * self.taps * self.clane / (self.lanes * (2 if self.pairs else 1))
-        most = max(self.target.l2 // 3, self.lane_part * self.row_part * self._sum_bytes())
+        most = max(self.room, self.lane_part * self.row_part * self._sum_bytes())
+        teams = (2, TEAM) if self.threads == TEAM else (self.threads,)  # a plan for TEAM serves fewer threads too
         most_rows = max(self.row_part, ROOM // (self._pixels(self.row_side) * self.item))
 
-        def cost(lane_part: int, row_part: int) -> float:
+        def work(lane_part: int, row_part: int) -> float:
             height, parts = self._height(row_part), ceil(crow / row_part)
             copies = row_copies * ceil(blocks / lane_part) + lane_copies * parts
-            work = COPY * copies + products * parts * up(row_part, height)
-            times, size = self.groups * self.slices * parts, up(self.clane, self.lanes)
-            return work / _busy(times, size, lane_part * self.block, self.threads)
+            return COPY * copies + products * parts * up(row_part, height)
 
-        def good(lane_part: int, row_part: int) -> bool:
-            small = lane_part * row_part * self._sum_bytes() <= most and row_part <= most_rows
-            return small and self._has_room(lane_part)
+        def cost(lane_part: int, row_part: int) -> float:
+            size = up(self.clane, self.lanes)
+            times = self.groups * ceil(crow / row_part)
+            part = lane_part * self.block
+            waste = sum(1 / _busy(times, size, part, self.slices, team) for team in teams) / len(teams)
+            return work(lane_part, row_part) * waste
 
         lane_parts = {ceil(blocks / n) for n in range(1, 17)}
         row_parts = {ceil(crow / n) for n in range(1, min(16, max(1, crow // (2 * self.rows))) + 1)}
-        others = [parts for parts in product(sorted(lane_parts), sorted(row_parts)) if good(*parts)]
-        best = min(others, key=lambda parts: cost(*parts), default=None)
-        if best is not None and 1.02 * cost(*best) < cost(self.lane_part, self.row_part):
-            self.lane_part, self.row_part = best
+        found, least = None, cost(self.lane_part, self.row_part) / 1.02  # another shape must be worth it
+        for parts in sorted(product(lane_parts, row_parts), key=lambda parts: work(*parts)):
+            lane_part, row_part = parts
+            if work(*parts) >= least:
+                break
+            small = lane_part * row_part * self._sum_bytes() <= most and row_part <= most_rows
+            tasks = self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
+            even = tasks % self.threads == 0 or tasks >= 8 * self.threads
+            if even and small and self._has_room(lane_part) and cost(*parts) < least:
+                found, least = parts, cost(*parts)
+        if found is not None:
+            self.lane_part, self.row_part = found
             self.rows = self._height(self.row_part)
             self.why.append("rows and lanes cut so that less is packed more than once")
+
+    def _pitch(self, side: str, channel_step: int) -> int:
+        """Elements between pixels in the band of one side."""
+        if self.share:
+            return up(self.block // self.share[1] * self.share[0], self.lanes) if side == "x" else self.block
+        if side != self.row_side:
+            return self.block
+        # A few channels that lie together are kept without a gap, so that pixels can be copied as one run.
+        few = channel_step == 1 and self.row_part < 4 * self.lanes
+        return self.row_part if few else pitch(self.row_part, self.lanes)
 
     def _lay_bands(self) -> None:
         """The bands of x and y: what is copied into them, and how the sums walk over them."""
         axes, box, row_side = self.shape.axes, self.box, self.row_side
-        self.x_pitch, y_pitch = (
-            reduce_pitch(row_side == side, self.row_part, self.lanes, self.block, self.share, side, channel[1])
-            for side, channel in (("x", self.x_channel), ("y", self.y_channel))
-        )
+        self.x_pitch, self.y_pitch = self._pitch("x", self.x_channel[1]), self._pitch("y", self.y_channel[1])
         places = (self.in_place, self.lanes_in_place)
         x_in_place, y_in_place = places if row_side == "x" else places[::-1]
         self.y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(axes, box, strict=True))
@@ -294,7 +314,7 @@ class Planner:
             self.y_packs = (*y_outer, replace(y_last, count=up(box[-1], 2)))
             self.x_packs = (*x_outer, replace(x_last, count=up(x_last.count, self.x_join[1])))
         x_steps = [a.x_step for a in axes] if x_in_place else _joined(self.x_packs, self.x_join[1], self.x_pitch)
-        y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], y_pitch)
+        y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], self.y_pitch)
         self.x_walk = [w.stride_in_band * s for w, s in zip(self.walks, x_steps, strict=True)]
         self.y_walk = list(y_steps)
         if self.pairs:
@@ -335,22 +355,31 @@ class Planner:
             dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double", lanes=self.lanes,
             rows=self.rows, vectors=self.vectors, groups=self.groups, row_side=self.row_side, crow=self.crow,
             clane=self.clane, share=self.share, pairs=self.pairs, x_join=self.x_join, y_join=self.y_join,
-            sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs,
+            sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs, x_pitch=self.x_pitch,
             x_low=tuple(w.low for w in self.walks), x_sigma=tuple(w.sigma for w in self.walks),
-            x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_walk=tuple(self.y_walk), in_place=self.in_place,
-            lanes_in_place=self.lanes_in_place, row_part=self.row_part, lane_part=self.lane_part,
-            x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides, taps=tap_offsets(axes),
-            entries=self.entries, reach=tuple(product(*met)), slices=self.slices, ahead=self.ahead,
-            operands=self.operands, stream=self.stream, accumulate=p.accumulate, half=half(self.target),
-            threads=self.threads, why=tuple(self.why),
+            x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
+            in_place=self.in_place, lanes_in_place=self.lanes_in_place, row_part=self.row_part,
+            lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
+            taps=tap_offsets(axes), entries=self.entries, reach=tuple(product(*met)), slices=self.slices,
+            ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
+            half=half(self.target), threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
 
 
-def _busy(times: int, size: int, part: int, threads: int) -> float:
-    """How much of their time threads have work, if so many times a size is cut into parts, the last one shorter."""
-    whole, last = times * (size // part), size % part / part
-    work = (whole + times * last) / threads
-    return work / max(work, ceil(whole / threads), ceil((whole + times) / threads) * last)
+@lru_cache(maxsize=1024)
+def _busy(times: int, size: int, part: int, slices: int, threads: int) -> float:
+    """How much of their time threads have work that take tasks in order.
+
+    So many times a size is cut into parts, the last of which may be shorter; each comes in as many slices.
+    """
+    lengths = [1.0] * (size // part) + [size % part / part] * (size % part > 0)
+    if times * len(lengths) * slices >= 8 * threads:
+        return 1.0
+    ends = [0.0] * threads
+    for length in lengths * times:
+        for _ in range(slices):
+            heapreplace(ends, ends[0] + length)
+    return sum(ends) / threads / max(ends)
 
 
 def _by_images(shape: Shape) -> Shape:
@@ -395,7 +424,7 @@ def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bo
 
 
 def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int) -> list[int]:
-    """Pixels that are packed at a time: the lane side in the first-level cache, the row side in the second.
+    """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
     It must not depend on the number of threads: pixels are summed in the order of the boxes.
     """
