@@ -534,10 +534,14 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
     if plan.pairs and not taps:
         unit = Numbers("f32", plan.lanes, plan.sum, plan.half)
     mask = unit.mask(f, count)
+    # Squares lie far apart: the one of the next channels in, or out, is asked for meanwhile.
+    further = plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1]
     squares = []
     for j in range(plan.width if taps else 1):
         lanes = [f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2]) for i in range(plan.lanes)]
         rows = [unit.load(f, f.at(source, at, n.storage), mask) for at in lanes]
+        for at in lanes:
+            f.prefetch(f.at(source, f.add(at, further), n.storage))
         squares.append(transpose(f, rows, plan.lanes, unit.sum))
     order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
     for i in range(plan.lanes):
