@@ -16,6 +16,7 @@ import pytest
 from convgrad import engine
 from convgrad.cpu.nests import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan import Axis, make_plan, simplify
+from convgrad.cpu.plan.reduce import _busy
 from convgrad.cpu.plan.shape import spatial
 from convgrad.cpu.target import Target
 from convgrad.spec.descriptors import Descriptor, read
@@ -309,3 +310,15 @@ def test_small_caches_try_everything() -> None:
     assert sum(isinstance(plan, Gather | Reduce) and plan.ahead is not None for plan in plans) > len(plans) // 4
     if TARGETS["native"].triple.startswith("x86_64"):
         assert sum(isinstance(plan, Gather) and plan.stream for plan in plans) > len(plans) // 5
+
+
+def test_tasks_of_a_weight_gradient_are_balanced():
+    machine = Target("avx512", "x86_64-unknown-linux-gnu", "x86-64", "+avx512f", 64, 32)
+    # Four blocks of lanes, the last one half: two parts of them are unequal, and four tasks leave threads idle.
+    problem = Problem.parse("w f32 n8 g1 cx96 cy224 x28x28 w2x2 y29x29 s1x1 d1x1 p1x1 x@nxc y@nxc")
+    made = make_plan(problem, machine, 4)
+    assert isinstance(made, Reduce)
+    assert made.tasks >= 8
+    assert _busy(3, 64, 64, 1, 2) == 0.75  # 3 tasks on 2 threads
+    assert _busy(2, 128, 64, 1, 4) == 1.0
+    assert _busy(3, 192, 128, 1, 4) == 0.75  # 1, ½, 1, ½, 1, ½ in this order end after 1½

@@ -73,6 +73,17 @@ def test_code_for_other_machines(name: str, wanted: str, dtype: str) -> None:
     assert "kernel" in text
 
 
+@pytest.mark.parametrize("wanted", ["x", "w"])
+def test_a_pair_is_read_and_spread_by_the_instruction_that_multiplies_it(wanted: str) -> None:
+    machine = MACHINES["avx512 with bf16"][0]
+    text = f"{wanted} bf16 n2 g1 cx16 cy16 x6x16 w3x3 y6x16 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"
+    plan = make_plan(Problem.parse(text), machine, 2)
+    code = jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
+    products = re.findall(r"vdpbf16ps.*", code)
+    assert products
+    assert all("{1to16}" in product for product in products)
+
+
 @pytest.mark.parametrize("name", ["avx2", "neon"])
 def test_groups_side_by_side_on_other_machines(name: str) -> None:
     machine, _, never = MACHINES[name]
