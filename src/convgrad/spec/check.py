@@ -89,6 +89,10 @@ def check_attributes(
 
     `allow_empty` lets a shape hold zeros, for operations on empty tensors. `strict` refuses what oneDNN refuses.
     """
+    for name in given:
+        if op.attr(name) is None:
+            known = [a.name for a in op.attrs]
+            raise broken("known_attribute", name, hint=meant(name, known) or f"there are {', '.join(known)}")
     checked: dict[str, Any] = {}
     for attr in op.attrs:
         if attr.name in given and given[attr.name] is not None:
@@ -97,10 +101,6 @@ def check_attributes(
             raise broken("required_attribute", attr.name, hint=f"it is the {attr.text}")
         else:
             checked[attr.name] = attr.default
-    for name in given:
-        if op.attr(name) is None:
-            known = [a.name for a in op.attrs]
-            raise broken("known_attribute", name, hint=meant(name, known) or f"there are {', '.join(known)}")
     return checked
 
 
