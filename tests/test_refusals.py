@@ -533,5 +533,5 @@ def test_messages_as_people_read_them(change, message):
 
 def test_a_misspelt_attribute_is_named_rather_than_the_one_that_is_missing():
     src, weights = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
-    with pytest.raises(convgrad.SpecError, match="stride is no attribute.*did you mean 'strides'"):
+    with pytest.raises(convgrad.SpecError, match=r"stride is no attribute.*did you mean 'strides'"):
         convgrad.convolution(src, weights, stride=1, pads_begin=1, pads_end=1, dilations=1)
