@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from . import reference
-from .cpu import threads
+from .cpu import kernel as kernels
+from .cpu import target, threads
 from .errors import UnsupportedError
 from .spec import Problem
 
@@ -35,8 +36,6 @@ def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = Non
 
 def find(problem: Problem) -> Any:
     """The CPU kernel for a problem on the threads now set, or None where the reference computes it."""
-    from .cpu import target
-
     found = _found(problem, target.current(), threads.get_num_threads())
     return None if isinstance(found, str) else found
 
@@ -51,22 +50,17 @@ def setting() -> tuple[Any, ...]:
     return threads.get_num_threads(), _environment.get(_target)
 
 
-def _found(problem: Problem, target: Any, threads: int) -> Any:
+def _found(problem: Problem, machine: target.Target, team: int) -> kernels.Kernel | str:
     """A kernel, or the reason why there is none."""
     if not all(problem.size(role) for role in ("x", "w", "y")):
         return "nothing to sum: a tensor is empty"
-    from .cpu import kernel
-    from .cpu.nests import Declined
-
-    found = kernel.find(problem, target, threads)
-    return found.reason if isinstance(found, Declined) else found
+    return kernels.find(problem, machine, team)
 
 
 def explain(problem: Problem) -> list[str]:
     """Lines that tell a person how a problem is computed here, and why that way."""
     lines = [str(problem), f"{problem.flops / 1e6:.3f} MFLOP, {problem.bytes / 2**20:.3f} MiB in the three tensors"]
     try:
-        from .cpu import kernel, target
         from .cpu.nests import Declined
 
         machine, team = target.current(), threads.get_num_threads()
@@ -74,7 +68,7 @@ def explain(problem: Problem) -> list[str]:
         return [*lines, f"engine: reference (NumPy); cpu: {error}"]
     if not all(problem.size(role) for role in ("x", "w", "y")):
         return [*lines, "engine: reference (NumPy); cpu: nothing to sum, a tensor is empty"]
-    plan = kernel.explain(problem, machine, team)
+    plan = kernels.explain(problem, machine, team)
     if isinstance(plan, Declined):
         return [*lines, f"engine: reference (NumPy); cpu: {plan.reason}"]
     return [*lines, f"engine: cpu, target {machine.name} ({machine.cpu}), {team} threads", *str(plan).splitlines()]

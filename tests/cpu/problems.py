@@ -15,7 +15,7 @@ import numpy as np
 
 from convgrad import reference
 from convgrad.cpu import kernel, plan
-from convgrad.cpu.nests import Declined, Gather, Reduce
+from convgrad.cpu.nests import Gather, Reduce
 from convgrad.cpu.target import Target, named, native
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
@@ -352,9 +352,9 @@ def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gap
     nothing = before if p.accumulate else np.full_like(before, np.nan)
     first: np.ndarray | None = None
     for team in teams:
-        found = kernel.find.__wrapped__(p, target, team)  # made anew, since these plans are not the usual ones
-        if isinstance(found, Declined):
-            return found.reason
+        found = kernel.build(p, target, team)  # made anew, since these plans are not the usual ones
+        if isinstance(found, str):
+            return found
         place[...] = nothing
         around = room.copy()
         seen: list[Workspace] = []

@@ -1,7 +1,7 @@
-"""From IR text to machine code that can be called: the only door to LLVM.
+"""From IR text to machine code that can be called. Code that was compiled before, by any process, needs no LLVM.
 
-A module is known by its content: the text, the target, the versions of llvmlite and LLVM, and `PIPELINE`. The same
-content is loaded once in a process, and compiled once on a machine as long as the cache on disk keeps it.
+A module is known by its content: the text, the target, the build of LLVM, and `PIPELINE`. The same content is loaded
+once in a process, and compiled once on a machine as long as the cache on disk keeps it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import threading
 import weakref
 from collections import deque
 from functools import lru_cache
-from itertools import count
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
-
 from ..errors import CompileError
-from . import cache
+from . import cache, elf
 
 # Part of every key: raise it when the passes, the options or the meaning of an object file here change.
 PIPELINE = 1
@@ -32,15 +30,15 @@ _loaded: weakref.WeakValueDictionary[bytes, Module] = weakref.WeakValueDictionar
 # Code whose Module is gone. A finalizer may run anywhere, even inside LLVM, so it only leaves its code here.
 _dead: deque[Any] = deque()
 _kept: list[Module] = []
-_serial = count()
 
 
 class Module:
     """Code in memory; its functions may be called for as long as this object lives."""
 
-    __slots__ = ("__weakref__", "_code", "_found")
+    __slots__ = ("__weakref__", "_code", "_found", "key")
 
-    def __init__(self, code: Any) -> None:
+    def __init__(self, key: bytes, code: Any) -> None:
+        self.key = key
         self._code = code
         self._found: dict[str, int] = {}
 
@@ -65,198 +63,125 @@ class Module:
 def host() -> tuple[str, str, str]:
     """The triple, the CPU's name and the features of this machine, as LLVM spells them."""
     with _lock:
-        try:
-            features = llvm.get_host_cpu_features().flatten()
-        except RuntimeError:
-            features = ""  # LLVM cannot tell on some systems; the CPU's name then says what it can.
-        return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+        facts = _processor()
+        key = digest("host", _build(), facts) if facts else None
+        known = cache.get(key) if key else None
+        if known is not None:
+            triple, cpu, features = known.decode().split("\n")
+            return triple, cpu, features
+        from . import llvm
+
+        found = llvm.host()
+        if key:
+            cache.put(key, "\n".join(found).encode())
+        return found
 
 
 def load(ir: str, triple: str, cpu: str, features: str) -> Module:
     """Machine code for the IR, ready to be called: from memory, from disk, or compiled now."""
-    key = _key(ir, triple, cpu, features)
+    key = digest(_build(), triple, cpu, features, ir)
+    module = recall(key)
+    if module is not None:
+        return module
+    with _lock:
+        if _arch(triple) != _arch(host()[0]):
+            raise CompileError(f"code for {triple} cannot be loaded on {host()[0]}")
+        module = recall(key)  # Another thread may have been here.
+        if module is None:
+            content = _compile(ir, triple, cpu, features)
+            cache.put(key, content)
+            module = _place(key, content)
+        return module
+
+
+def recall(key: bytes) -> Module | None:
+    """The code of a key, from memory or from disk."""
     module = _loaded.get(key)
     if module is not None:
         return module
     with _lock:
         module = _loaded.get(key)
-        if module is not None:
-            return module
-        if _arch(triple) != _arch(host()[0]):
-            raise CompileError(f"code for {triple} cannot be loaded on {host()[0]}")
-        _start()
-        while _dead:
-            _dead.popleft().close()
-        content = cache.get(key)
-        if content is None:
-            content = _compile(ir, triple, cpu, features)
-            cache.put(key, content)
-        module = Module(_loader()(content))
-        _loaded[key] = module
+        if module is None:
+            content = cache.get(key)
+            module = None if content is None else _place(key, content)
         return module
 
 
 def assemble(ir: str, triple: str, cpu: str, features: str) -> str:
     """Assembly text for any target that LLVM knows; nothing is loaded."""
+    from . import llvm
+
     with _lock:
-        _start_all()
-        machine = _machine(triple, cpu, features, jit=False)
-        module = _optimized(ir, triple, machine)
-        try:
-            return str(machine.emit_assembly(module))
-        except RuntimeError as error:
-            raise CompileError(_first_lines("LLVM cannot emit assembly", error)) from None
-        finally:
-            module.close()
-            machine.close()
+        return llvm.emit_assembly(ir, triple, cpu, features)
 
 
-def _key(ir: str, triple: str, cpu: str, features: str) -> bytes:
-    """The content's digest. Each part is preceded by its length, so that no two contents run together."""
-    digest = hashlib.sha256()
-    for part in (_versions(), triple, cpu, features, ir):
+def digest(*parts: str) -> bytes:
+    """The key of a content. Each part is preceded by its length, so that no two contents run together."""
+    total = hashlib.sha256()
+    for part in parts:
         data = part.encode()
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.digest()
+        total.update(len(data).to_bytes(8, "little"))
+        total.update(data)
+    return total.digest()
+
+
+def _compile(ir: str, triple: str, cpu: str, features: str) -> bytes:
+    from . import llvm
+
+    return llvm.emit_object(ir, triple, cpu, features)
+
+
+def _place(key: bytes, content: bytes) -> Module:
+    """An object file in memory, by our own loader where that works: LLVM takes 60 ms only to be loaded itself."""
+    while _dead:
+        _dead.popleft().close()
+    code: Any = None
+    if sys.platform == "linux":
+        try:
+            code = elf.Image(content)
+        except elf.Unknown:
+            code = None
+    if code is None:
+        from . import llvm
+
+        code = llvm.Engine(content)
+    module = _loaded[key] = Module(key, code)
+    return module
 
 
 @lru_cache(maxsize=1)
-def _versions() -> str:
-    return f"{PIPELINE} {llvmlite.__version__} {llvm.llvm_version_info} {os.name}"
+def _build() -> str:
+    """What tells one build of LLVM from another, found without loading it."""
+    spec = find_spec("llvmlite")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    try:
+        if folder is not None:
+            library = next(f for f in folder.joinpath("binding").iterdir() if f.stem in ("libllvmlite", "llvmlite"))
+            version = folder.joinpath("_version.py").read_text()
+            return f"{PIPELINE} {os.name} {version} {library.stat().st_size}"
+    except (OSError, StopIteration):
+        pass  # It is packaged in some other way.
+    import llvmlite
+
+    return f"{PIPELINE} {os.name} {llvmlite.__version__}"
+
+
+def _processor() -> str:
+    """What the system says of this processor; nothing where it says too little to know it again."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+    try:
+        # One read: the file tells of one processor after another, and each takes the system some time.
+        with open("/proc/cpuinfo", "rb", buffering=0) as file:
+            text = file.read(8192).decode(errors="replace")
+    except OSError:
+        return ""
+    first = dict(line.split("\t", 1) for line in text.split("\n\n")[0].splitlines() if "\t" in line)
+    return "\n".join(first[name].strip() for name in wanted) if set(wanted) <= set(first) else ""
 
 
 def _arch(triple: str) -> str:
     arch = triple.split("-", 1)[0]
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch, arch)
-
-
-@lru_cache(maxsize=1)
-def _start() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-
-
-@lru_cache(maxsize=1)
-def _start_all() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-
-
-def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
-    """A target machine; code to be loaded may lie far from what it calls, so it gets the large model."""
-    try:
-        target = llvm.Target.from_triple(triple)
-        model = "jitdefault" if jit else "default"
-        return target.create_target_machine(cpu=cpu, features=features, opt=2, codemodel=model, jit=jit)
-    except RuntimeError as error:
-        raise CompileError(_first_lines(f"LLVM has no target {triple!r}", error)) from None
-
-
-def _optimized(ir: str, triple: str, machine: Any) -> Any:
-    """The parsed module after the few passes that kernels need.
-
-    Generated code is already scheduled and vectorized; what asks to be inlined must be, accumulators in memory must
-    become registers (SROA) and chains of blocks be joined. A full pipeline takes more than twice the time and gives no
-    faster code.
-    """
-    # A context of its own: names of types and constants of one kernel are not kept for the next.
-    context = llvm.create_context()
-    try:
-        module = llvm.parse_assembly(ir, context)
-    except RuntimeError as error:
-        raise CompileError(_first_lines("LLVM cannot read the generated code", error)) from None
-    try:
-        module.triple = triple
-        module.data_layout = str(machine.target_data)
-        module.verify()
-    except RuntimeError as error:
-        module.close()
-        raise CompileError(_first_lines("LLVM refuses the generated code", error)) from None
-    options = llvm.create_pipeline_tuning_options(speed_level=0)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_always_inliner_pass()
-    passes.add_sroa_pass()
-    passes.add_simplify_cfg_pass()
-    passes.run(module, builder)
-    for part in (passes, builder, options):
-        part.close()
-    return module
-
-
-def _compile(ir: str, triple: str, cpu: str, features: str) -> bytes:
-    """The object file of the IR."""
-    machine = _machine(triple, cpu, features, jit=True)
-    module = _optimized(ir, triple, machine)
-    try:
-        return bytes(machine.emit_object(module))
-    except RuntimeError as error:
-        raise CompileError(_first_lines("LLVM cannot compile the generated code", error)) from None
-    finally:
-        module.close()
-        machine.close()
-
-
-def _first_lines(what: str, error: Exception, lines: int = 4) -> str:
-    text = [line for line in str(error).strip().splitlines() if line.strip()]
-    return ": ".join((what, "\n".join(text[:lines])))
-
-
-class _Linked:
-    """Code loaded by ORC, which takes a fifth of MCJIT's time for one object and reports missing symbols."""
-
-    def __init__(self, content: bytes) -> None:
-        self._name = f"convgrad{next(_serial)}"
-        library = llvm.JITLibraryBuilder().add_object_img(content).add_current_process()
-        try:
-            self._trackers = [library.link(_orc(), self._name)]
-        except RuntimeError as error:
-            raise CompileError(_first_lines("LLVM cannot load the compiled code", error)) from None
-
-    def address(self, name: str) -> int:
-        try:
-            tracker = _orc().lookup(self._name, name)
-        except RuntimeError as error:
-            raise CompileError(_first_lines(f"LLVM finds no {name!r} in the compiled code", error)) from None
-        self._trackers.append(tracker)
-        return int(tracker[name])
-
-    def close(self) -> None:
-        while self._trackers:
-            self._trackers.pop().close()
-
-
-class _Engine:
-    """Code loaded by MCJIT, the way that llvmlite supports everywhere."""
-
-    def __init__(self, content: bytes) -> None:
-        # The engine owns its target machine, and wants a module even where all code comes from an object file.
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(*host(), jit=True))
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(content))
-        self._engine.finalize_object()
-
-    def address(self, name: str) -> int:
-        found = int(self._engine.get_function_address(name))
-        if not found:
-            raise CompileError(f"LLVM finds no {name!r} in the compiled code")
-        return found
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-@lru_cache(maxsize=1)
-def _orc() -> Any:
-    return llvm.create_lljit_compiler(_machine(*host(), jit=True), suppress_errors=True)
-
-
-@lru_cache(maxsize=1)
-def _loader() -> type[_Linked] | type[_Engine]:
-    """How code is loaded here: ORC where it is known to work, MCJIT elsewhere."""
-    known = sys.platform == "linux" and _arch(host()[0]) == "x86_64" and hasattr(llvm, "create_lljit_compiler")
-    return _Linked if known else _Engine
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,34 +1,38 @@
-"""A plan made callable: code written, compiled or found in a cache, and run on a team of threads."""
+"""The kernel of a problem: found in a cache, or planned, written and compiled; and run on a team of threads."""
 
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
-from . import gather, jit, plane, reduce, slide, threads
-from .nests import Declined, Gather, Plan, Plane, Reduce, Slide
-from .numbers import LINE
-from .plan import make_plan
+from . import jit, notes, threads
 from .target import Target
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .nests import Made, Plan
+
+LINE = 64
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls
 
 
 class Kernel:
     """Machine code for one problem. Call it with the addresses of x, w, y and bias."""
 
-    __slots__ = ("_address", "_bytes", "_entry", "_module", "_threads", "plan")
+    __slots__ = ("_address", "_bytes", "_entry", "_module", "_plan", "_threads")
 
-    def __init__(self, plan: Gather | Reduce | Slide | Plane, target: Target) -> None:
-        self.plan = plan
-        self._module = jit.load(write(plan), target.triple, target.cpu, target.features)
-        self._address = self._module.address("kernel")
-        self._bytes = plan.workspace
-        self._threads = plan.threads
+    def __init__(self, module: jit.Module, workspace: int, team: int, plan: Callable[[], Plan]) -> None:
+        self._module = module
+        self._address = module.address("kernel")
+        self._bytes = workspace
+        self._threads = team
+        self._plan = plan
         self._entry = threads.entry()
 
     def __call__(self, x: int, w: int, y: int, bias: int) -> None:
@@ -39,9 +43,49 @@ class Kernel:
         self._entry(self._address, space.args_at, self._threads)
         _give(space)
 
+    @property
+    def note(self) -> notes.Note:
+        """What a later process needs to know of it."""
+        return self._module.key, self._bytes, self._threads
 
-def write(plan: Gather | Reduce | Slide | Plane) -> str:
+    @property
+    def plan(self) -> Plan:
+        """What the code was written from."""
+        return self._plan()
+
+
+@lru_cache(maxsize=1024)
+def find(problem: Problem, target: Target, team: int) -> Kernel | str:
+    """The kernel for a problem, or why there is none."""
+    note = notes.recall(problem, target, team)
+    if isinstance(note, str):
+        return note
+    if note is not None:
+        code, workspace, members = note
+        module = jit.recall(code)
+        if module is not None:
+            return Kernel(module, workspace, members, partial(explain, problem, target, team))
+    made = build(problem, target, team)
+    notes.keep(problem, target, team, made if isinstance(made, str) else made.note)
+    return made
+
+
+def build(problem: Problem, target: Target, team: int) -> Kernel | str:
+    """The kernel for a problem, planned and written anew, or why there is none."""
+    from .nests import Declined
+
+    plan = explain(problem, target, team)
+    if isinstance(plan, Declined):
+        return plan.reason
+    module = jit.load(write(plan), target.triple, target.cpu, target.features)
+    return Kernel(module, plan.workspace, plan.threads, lambda: plan)
+
+
+def write(plan: Made) -> str:
     """The IR of a plan."""
+    from . import gather, plane, reduce, slide
+    from .nests import Gather, Plane, Slide
+
     if isinstance(plan, Slide):
         return slide.write(plan)
     if isinstance(plan, Plane):
@@ -49,15 +93,10 @@ def write(plan: Gather | Reduce | Slide | Plane) -> str:
     return gather.write(plan) if isinstance(plan, Gather) else reduce.write(plan)
 
 
-@lru_cache(maxsize=1024)
-def find(problem: Problem, target: Target, team: int) -> Kernel | Declined:
-    """The kernel for a problem, or why there is none."""
-    plan = make_plan(problem, target, team)
-    return plan if isinstance(plan, Declined) else Kernel(plan, target)
-
-
 def explain(problem: Problem, target: Target, team: int) -> Plan:
     """The plan alone."""
+    from .plan import make_plan
+
     return make_plan(problem, target, team)
 
 

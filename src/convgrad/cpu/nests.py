@@ -627,7 +627,8 @@ class Declined:
         return f"reference: {self.reason}"
 
 
-Plan = Gather | Reduce | Slide | Plane | Declined
+Made = Gather | Reduce | Slide | Plane
+Plan = Made | Declined
 
 
 def pitch(channels: int, lanes: int) -> int:

@@ -35,6 +35,8 @@ COUNTERS = 14
 # How long an idle worker spins before it sleeps, and how long a thread spins for others at a barrier or at the end.
 IDLE = 30e-6
 PATIENCE = 30e-6
+# A worker that finds itself on the CPU of its caller leaves it, but not again for so long.
+STAY = 4e-3
 
 Entry = Callable[[int, int, int], None]
 
@@ -207,7 +209,7 @@ LAYOUT = {
     "slots": 2304,
     "room": 128 * MOST,
     "size": 2304 + 128 * MOST,
-    "restless": 32,
+    "stay": round(STAY * 1e9),
 }
 
 HEAD = """
@@ -244,6 +246,7 @@ done:
 # for no reason at all.
 FUTEX = """
 declare i64 @syscall(i64, ...)
+declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
@@ -265,6 +268,18 @@ define internal void @prepare() nounwind {
 define internal i32 @place() nounwind {
   %cpu = call i32 @sched_getcpu()
   ret i32 %cpu
+}
+
+; Nanoseconds of a clock that never goes back.
+define internal i64 @clock() nounwind {
+  %time = alloca { i64, i64 }
+  %r = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %rest.p = getelementptr i8, ptr %time, i64 8
+  %rest = load i64, ptr %rest.p
+  %whole = mul i64 %seconds, 1000000000
+  %now = add i64 %whole, %rest
+  ret i64 %now
 }
 
 ; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
@@ -340,6 +355,10 @@ define internal void @prepare() nounwind {
 
 define internal i32 @place() nounwind {
   ret i32 -1
+}
+
+define internal i64 @clock() nounwind {
+  ret i64 0
 }
 
 define internal void @part(i32 %cpu) nounwind {
@@ -505,8 +524,8 @@ entry:
   %pending = getelementptr i8, ptr @control, i64 $pending
   %cpus.p = getelementptr i8, ptr @control, i64 $cpus
   %there.p = getelementptr i8, ptr %slot, i64 4
-  %stayed = alloca i32
-  store i32 $restless, ptr %stayed
+  %moved = alloca i64
+  store i64 0, ptr %moved
   br label %rest
 rest:
   %idle = load i32, ptr %idle.p
@@ -540,15 +559,16 @@ work:
   %together = icmp eq i32 %here, %there
   %cpus = load i64, ptr %cpus.p
   %enough = icmp sle i64 %n, %cpus
-  %settled = load i32, ptr %stayed
-  %tired = icmp sge i32 %settled, $restless
-  %longer = add i32 %settled, 1
-  store i32 %longer, ptr %stayed
   %could = and i1 %together, %enough
-  %leave = and i1 %could, %tired
-  br i1 %leave, label %move, label %begin
+  br i1 %could, label %consider, label %begin
+consider:
+  %now = call i64 @clock()
+  %before = load i64, ptr %moved
+  %since = sub i64 %now, %before
+  %long = icmp sgt i64 %since, $stay
+  br i1 %long, label %move, label %begin
 move:
-  store i32 0, ptr %stayed
+  store i64 %now, ptr %moved
   call void @part(i32 %there)
   br label %begin
 begin:

@@ -1,0 +1,131 @@
+"""LLVM: what it knows of this machine, from IR text to object files and assembly, and its loader. `jit` alone calls it,
+under its lock.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from ..errors import CompileError
+
+
+def host() -> tuple[str, str, str]:
+    """The triple, the CPU's name and the features of this machine, as LLVM spells them."""
+    try:
+        features = llvm.get_host_cpu_features().flatten()
+    except RuntimeError:
+        features = ""  # LLVM cannot tell on some systems; the CPU's name then says what it can.
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+
+
+def emit_object(ir: str, triple: str, cpu: str, features: str) -> bytes:
+    """The object file of the IR, for this kind of machine."""
+    _start()
+    machine = _machine(triple, cpu, features, jit=True)
+    module = _optimized(ir, triple, machine)
+    try:
+        return bytes(machine.emit_object(module))
+    except RuntimeError as error:
+        raise CompileError(_first_lines("LLVM cannot compile the generated code", error)) from None
+    finally:
+        module.close()
+        machine.close()
+
+
+def emit_assembly(ir: str, triple: str, cpu: str, features: str) -> str:
+    """Assembly text for any target that LLVM knows."""
+    _start_all()
+    machine = _machine(triple, cpu, features, jit=False)
+    module = _optimized(ir, triple, machine)
+    try:
+        return str(machine.emit_assembly(module))
+    except RuntimeError as error:
+        raise CompileError(_first_lines("LLVM cannot emit assembly", error)) from None
+    finally:
+        module.close()
+        machine.close()
+
+
+class Engine:
+    """Code loaded by LLVM, wherever it runs. A symbol that is missing ends the process."""
+
+    def __init__(self, content: bytes) -> None:
+        _start()
+        # The engine owns its target machine, and wants a module even where all code comes from an object file.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(*host(), jit=True))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(content))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """The address of a function."""
+        found = int(self._engine.get_function_address(name))
+        if not found:
+            raise CompileError(f"there is no {name!r} in the compiled code")
+        return found
+
+    def close(self) -> None:
+        """Unload the code; nothing may run in it any more."""
+        self._engine.close()
+
+
+@lru_cache(maxsize=1)
+def _start() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=1)
+def _start_all() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
+    """A target machine; code to be loaded may lie far from what it calls, so it gets the large model."""
+    try:
+        target = llvm.Target.from_triple(triple)
+        model = "jitdefault" if jit else "default"
+        return target.create_target_machine(cpu=cpu, features=features, opt=2, codemodel=model, jit=jit)
+    except RuntimeError as error:
+        raise CompileError(_first_lines(f"LLVM has no target {triple!r}", error)) from None
+
+
+def _optimized(ir: str, triple: str, machine: Any) -> Any:
+    """The parsed module after the few passes that kernels need.
+
+    Generated code is already scheduled and vectorized; what asks to be inlined must be, accumulators in memory must
+    become registers (SROA) and chains of blocks be joined. A full pipeline takes more than twice the time and gives no
+    faster code.
+    """
+    # A context of its own: names of types and constants of one kernel are not kept for the next.
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(ir, context)
+    except RuntimeError as error:
+        raise CompileError(_first_lines("LLVM cannot read the generated code", error)) from None
+    try:
+        module.triple = triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        module.close()
+        raise CompileError(_first_lines("LLVM refuses the generated code", error)) from None
+    options = llvm.create_pipeline_tuning_options(speed_level=0)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    passes.run(module, builder)
+    for part in (passes, builder, options):
+        part.close()
+    return module
+
+
+def _first_lines(what: str, error: Exception, lines: int = 4) -> str:
+    text = [line for line in str(error).strip().splitlines() if line.strip()]
+    return ": ".join((what, "\n".join(text[:lines])))

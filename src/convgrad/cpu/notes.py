@@ -1,0 +1,82 @@
+"""What problems came to, kept on disk beside their code: a process that finds its problem here needs no planner, no IR
+and no LLVM.
+
+A note counts for the very sources that wrote it, which are part of its key. A process whose sources have changed since
+it began does not know by which of them it works, and keeps no notes.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+from ..spec.problem import Problem
+from . import BEGUN, cache, jit
+from .target import Target
+
+PACKAGE = Path(__file__).parent.parent
+# What a plan and its code are made by, besides the files of this folder.
+OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
+
+
+# The key of a kernel's code, its workspace in bytes and its threads; or the reason why there is no kernel.
+Note = tuple[bytes, int, int] | str
+
+
+def recall(problem: Problem, target: Target, team: int) -> Note | None:
+    """The note on a problem, if one was kept."""
+    key = _key(problem, target, team)
+    content = None if key is None else cache.get(key)
+    if content is None:
+        return None
+    text = content.decode()
+    if text.startswith("no: "):
+        return text.removeprefix("no: ")
+    code, workspace, threads = text.split()
+    return bytes.fromhex(code), int(workspace), int(threads)
+
+
+def keep(problem: Problem, target: Target, team: int, note: Note) -> None:
+    """Keep a note for later processes."""
+    key = _key(problem, target, team)
+    if key is not None and not _changed():
+        text = f"no: {note}" if isinstance(note, str) else f"{note[0].hex()} {note[1]} {note[2]}"
+        cache.put(key, text.encode())
+
+
+def _key(problem: Problem, target: Target, team: int) -> bytes | None:
+    sources = _digest()
+    return None if sources is None else jit.digest("note", sources, repr(problem), repr(target), str(team))
+
+
+@lru_cache(maxsize=1)
+def _digest() -> str | None:
+    """The digest of the sources; None where there are none to read, or none that can be relied on."""
+    if _changed():
+        return None
+    total = sha256()
+    try:
+        for path in _sources():
+            content = path.read_bytes()
+            total.update(f"{path.name} {len(content)}\n".encode() + content)
+    except OSError:
+        return None
+    return total.hexdigest()
+
+
+def _changed() -> bool:
+    """Whether a source may be newer than what this process has imported of it."""
+    try:
+        return any(path.stat().st_mtime >= BEGUN for path in _sources())
+    except OSError:
+        return True
+
+
+@lru_cache(maxsize=1)
+def _sources() -> list[Path]:
+    found = [PACKAGE / name for name in OTHERS]
+    for folder, _, files in os.walk(PACKAGE / "cpu"):
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found)

@@ -1,0 +1,151 @@
+"""Notes on problems: a later process computes without planner and LLVM, and only by notes of the very same sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from convgrad.cpu import cache, kernel, notes, target
+from convgrad.spec import Problem
+
+PROBLEM = Problem.parse("x f32 n2 g1 cx16 cy32 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
+DECLINED = Problem.parse("x f32 n1 g1 cx1 cy1 x2000x2000 w1x1 y4x4 s500x500 d1x1 p0x0")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A cache of its own, and notes as in a new process."""
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(notes, "BEGUN", notes.BEGUN + 1e9)  # A test run may be younger than a file just edited.
+    notes._digest.cache_clear()
+    kernel.find.cache_clear()
+    yield tmp_path / "cache"
+    notes._digest.cache_clear()
+    kernel.find.cache_clear()
+
+
+def find(problem=PROBLEM, team=2):
+    kernel.find.cache_clear()
+    return kernel.find(problem, target.current(), team)
+
+
+def test_a_note_says_what_planning_said(monkeypatch):
+    assert notes.recall(PROBLEM, target.current(), 2) is None
+    first = find()
+    again = find()
+    assert again is not first
+    assert again.note == first.note == notes.recall(PROBLEM, target.current(), 2)
+    assert again.plan == first.plan
+    assert find(team=1).note[2] == 1
+    monkeypatch.setattr(kernel, "build", lambda *args: pytest.fail("planned again"))
+    assert find().note == first.note
+    with pytest.raises(pytest.fail.Exception, match="planned again"):
+        find(Problem.parse(str(PROBLEM).replace("n2", "n3")))
+
+
+def test_reasons_are_kept_too(monkeypatch):
+    reason = find(DECLINED)
+    assert "phases" in reason
+    monkeypatch.setattr(kernel, "build", lambda *args: pytest.fail("planned again"))
+    assert find(DECLINED) == reason
+
+
+@pytest.mark.parametrize("lost", ["note", "code", "both"])
+def test_what_is_lost_is_made_again(place, lost):
+    first = find()
+    code = f"{first.note[0].hex()}.o"
+    for file in place.glob("*.o"):
+        is_code = file.name == code
+        if lost == "both" or is_code == (lost == "code"):
+            file.write_bytes(b"garbage" * 100)
+    kernel.find.cache_clear()
+    del first
+    assert find().note[0].hex() + ".o" == code
+    assert cache.get(bytes.fromhex(code[:-2])) is not None
+    assert notes.recall(PROBLEM, target.current(), 2) is not None
+
+
+def test_other_sources_have_other_notes(monkeypatch, tmp_path):
+    find()
+    other = tmp_path / "other.py"
+    other.write_text("LANES = 17\n")
+    os.utime(other, (1, 1))
+    really = notes._sources()
+    monkeypatch.setattr(notes, "_sources", lambda: [*really, other])
+    notes._digest.cache_clear()
+    assert notes.recall(PROBLEM, target.current(), 2) is None
+    find()
+    assert notes.recall(PROBLEM, target.current(), 2) is not None
+    other.write_text("LANES = 18\n")
+    os.utime(other, (1, 1))  # An edit need not show in a file's size or time.
+    notes._digest.cache_clear()
+    assert notes.recall(PROBLEM, target.current(), 2) is None
+
+
+def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
+    edited = tmp_path / "edited.py"
+    edited.write_text("A = 1\n")
+    os.utime(edited, (1, 1))
+    really = notes._sources()
+    monkeypatch.setattr(notes, "_sources", lambda: [*really, edited])
+    notes._digest.cache_clear()
+    assert notes.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
+    os.utime(edited, (notes.BEGUN + 5, notes.BEGUN + 5))
+    find()
+    assert notes.recall(PROBLEM, target.current(), 2) is None
+    notes._digest.cache_clear()
+    assert notes._digest() is None
+    edited.unlink()
+    assert find() is not None
+
+
+def test_every_source_of_a_plan_is_counted():
+    # Whatever the planner and the writers import from convgrad, in any depth.
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "import convgrad.cpu.plan, convgrad.cpu.gather, convgrad.cpu.reduce, convgrad.cpu.slide, convgrad.cpu.plane\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('convgrad.') and m.__file__))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    package = notes.PACKAGE
+    counted = {p.relative_to(package) for p in notes._sources()}
+    # The public functions come along because a package's own file is imported first; plans do not call them.
+    above = {"engine.py", "functional.py", "compat.py", "tensors.py", "reference.py", "memory.py", "errors.py"}
+    for file in loaded:
+        path = Path(file).relative_to(package)
+        if path.name in above or path.parts[0] == "spec":
+            continue
+        assert path in counted, path
+
+
+ALONE = """
+import sys
+import numpy as np
+import convgrad
+if sys.argv[1] == "without":
+    sys.modules["llvmlite.binding"] = None
+    sys.modules["convgrad.cpu.plan"] = None
+    sys.modules["convgrad.cpu.nests"] = None
+rng = np.random.default_rng(7)
+x, w = (rng.integers(-3, 4, s).astype(np.float32) for s in ((2, 12, 12, 16), (3, 3, 16, 32)))
+y = convgrad.convolution(x, w, strides=[1, 1], pads_begin=[1, 1], pads_end=[1, 1], dilations=[1, 1])
+dx = convgrad.convolution_backward_data(y, w, x.shape, strides=[1, 1], pads_begin=[1, 1], pads_end=[1, 1],
+                                        dilations=[1, 1])
+print(y.sum(), np.abs(dx).sum(), "llvmlite" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="LLVM loads code here")
+def test_a_later_process_needs_no_compiler(place):
+    def run(*args):
+        done = subprocess.run([sys.executable, "-c", ALONE, *args], capture_output=True, text=True)
+        return done.stdout.split() or done.stderr
+
+    assert "import of" in run("without")  # Nothing is kept yet.
+    first = run("with")
+    assert first[2] == "True"
+    assert run("without") == [*first[:2], "False"]
