@@ -75,7 +75,7 @@ def test_other_sources_have_other_notes(monkeypatch, tmp_path):
     other.write_text("LANES = 17\n")
     os.utime(other, (1, 1))
     really = notes._sources()
-    monkeypatch.setattr(notes, "_sources", lambda: [*really, other])
+    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(other)])
     notes._digest.cache_clear()
     assert notes.recall(PROBLEM, target.current(), 2) is None
     find()
@@ -91,7 +91,7 @@ def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
     edited.write_text("A = 1\n")
     os.utime(edited, (1, 1))
     really = notes._sources()
-    monkeypatch.setattr(notes, "_sources", lambda: [*really, edited])
+    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(edited)])
     notes._digest.cache_clear()
     assert notes.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
     os.utime(edited, (notes.BEGUN + 5, notes.BEGUN + 5))
@@ -112,7 +112,7 @@ def test_every_source_of_a_plan_is_counted():
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     package = notes.PACKAGE
-    counted = {p.relative_to(package) for p in notes._sources()}
+    counted = {Path(p).relative_to(package) for p in notes._sources()}
     # The public functions come along because a package's own file is imported first; plans do not call them.
     above = {"engine.py", "functional.py", "compat.py", "tensors.py", "reference.py", "memory.py", "errors.py"}
     for file in loaded:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 
 from ..spec.problem import Problem
 from . import BEGUN, cache, jit
 from .target import Target
 
-PACKAGE = Path(__file__).parent.parent
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
 # What a plan and its code are made by, besides the files of this folder.
 OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
 
@@ -59,8 +58,9 @@ def _digest() -> str | None:
     total = sha256()
     try:
         for path in _sources():
-            content = path.read_bytes()
-            total.update(f"{path.name} {len(content)}\n".encode() + content)
+            with open(path, "rb", buffering=0) as file:
+                content = file.read()
+            total.update(f"{os.path.basename(path)} {len(content)}\n".encode() + content)
     except OSError:
         return None
     return total.hexdigest()
@@ -69,14 +69,14 @@ def _digest() -> str | None:
 def _changed() -> bool:
     """Whether a source may be newer than what this process has imported of it."""
     try:
-        return any(path.stat().st_mtime >= BEGUN for path in _sources())
+        return any(os.stat(path).st_mtime >= BEGUN for path in _sources())
     except OSError:
         return True
 
 
 @lru_cache(maxsize=1)
-def _sources() -> list[Path]:
-    found = [PACKAGE / name for name in OTHERS]
-    for folder, _, files in os.walk(PACKAGE / "cpu"):
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
+def _sources() -> list[str]:
+    found = [os.path.join(PACKAGE, name) for name in OTHERS]
+    for folder, _, files in os.walk(os.path.join(PACKAGE, "cpu")):
+        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
     return sorted(found)

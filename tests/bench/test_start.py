@@ -1,0 +1,39 @@
+"""The benchmark of what comes before the work compares results first, and tells compiling from finding."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import start
+
+ARGUMENTS = ["--layers", "^(efficientnet-1x1-240-40|mobilenet-1x1-96-576)$", "--runs", "1", "--threads", "1"]
+
+
+def test_it_tells_compiling_from_finding(capsys, tmp_path):
+    out = tmp_path / "start.json"
+    assert start.main([*ARGUMENTS, "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "mobilenet-1x1-96-576" in text
+    assert "first call of a process, warm cache" in text
+    found = json.loads(out.read_text())
+    # A process that compiles has loaded LLVM, and that alone takes longer than finding what another has compiled.
+    assert found["warm"][0]["first"] < found["cold"][0]["first"]
+    assert len(found["warm"][0]["layers"]) == 1
+
+
+def test_nothing_is_timed_that_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(start, "right_sums", lambda chosen, setting: [1, 2])
+    assert start.main(ARGUMENTS) == 1
+    assert "WRONG" in capsys.readouterr().err
+
+
+def test_one_layer_is_too_few(capsys):
+    with pytest.raises(SystemExit):
+        start.main(["--layers", "^resnet-3x3-64$"])
+    assert "two layers" in capsys.readouterr().err
