@@ -163,7 +163,8 @@ def share(times):
             counts = load(Path(folder) / "cache", 2 + turn % 3)
             assert all(0 <= count <= 40 for count in counts)
             assert load(Path(folder) / "cache") == [0]
-            assert sum(name.endswith(".o") for name in os.listdir(Path(folder) / "cache")) == 40
+            # One file for each module, and one that tells of the machine where that can be known again.
+            assert sum(name.endswith(".o") for name in os.listdir(Path(folder) / "cache")) in (40, 41)
     print(f"cache: {times} times 2 to 4 processes on a cold cache", flush=True)
 
 
