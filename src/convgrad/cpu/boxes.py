@@ -307,9 +307,9 @@ def write_rows(
     vectors = range(len(values[0]))
     whole = f.test("eq", left, len(vectors) * n.lanes)
     for place in places if stream else ():
-        whole = f.both(whole, f.aligned(place, n.bytes))
+        whole = f.both(whole, f.aligned(place, n.run_align))
 
-    def write(masks: Sequence[str | None], stream: bool) -> None:
+    def write(masks: Sequence[str | None]) -> None:
         at = [[f.at(place, v * n.lanes, n.storage) for v in vectors] for place in places]
         sums = [list(row) for row in values]
         if accumulate:
@@ -317,13 +317,16 @@ def write_rows(
                 for v in vectors:
                     row[v] = f.op(f"fadd {n.vector} {row[v]}, {n.load(f, addresses[v], masks[v])}")
         for row, addresses in zip(sums, at, strict=True):
+            if masks[0] is None:
+                n.store_run(f, row, addresses[0], stream=stream)
+                continue
             for v in vectors:
-                n.store(f, row[v], addresses[v], masks[v], stream=stream)
+                n.store(f, row[v], addresses[v], masks[v])
 
     branch = f.either(whole)
-    write([None] * len(vectors), stream)
+    write([None] * len(vectors))
     f.otherwise(branch)
-    write([n.mask(f, f.sub(left, v * n.lanes)) for v in vectors], False)
+    write([n.mask(f, f.sub(left, v * n.lanes)) for v in vectors])
     f.join(branch)
 
 

@@ -6,6 +6,7 @@ claim no alignment; buffers of our own are aligned to a cache line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .ir import Function, Value, float_text, vector
@@ -49,6 +50,16 @@ class Numbers:
     def bytes(self) -> int:
         """Bytes of a vector in memory."""
         return self.lanes * size_of(self.storage)
+
+    @property
+    def run_align(self) -> int:
+        """What the address of a run of vectors must be a multiple of, to be written past the caches."""
+        return self.bytes * self._together
+
+    @property
+    def _together(self) -> int:
+        """How many vectors of a run are written at a time."""
+        return 2 if self.storage == "i16" else 1
 
     def zero(self) -> str:
         """A vector of zeros."""
@@ -96,6 +107,22 @@ class Numbers:
         f.module.declarations.add(f"declare void @{name}({kind}, ptr, i32, {bits})")
         f.do(f"call void @{name}({kind} {raw}, ptr {pointer}, i32 1, {bits} {mask})")
 
+    def store_run(self, f: Function, values: Sequence[str], pointer: str, *, stream: bool = False) -> None:
+        """Round vectors and write them one after another. To stream, they must lie at a multiple of `run_align`.
+
+        Narrow elements are written two vectors at a time: past the caches only whole lines are quick.
+        """
+        for v in range(0, len(values), self._together):
+            at = f.at(pointer, v * self.lanes, self.storage)
+            if self._together == 1 or v + 1 == len(values):
+                self.store(f, values[v], at, stream=stream)
+                continue
+            raw, kind = self._narrow_two(f, values[v], values[v + 1]), vector(2 * self.lanes, self.storage)
+            if stream:
+                f.stream(raw, at, kind, self.run_align)
+            else:
+                f.store(raw, at, kind, 1)
+
     def load_one(self, f: Function, pointer: str) -> str:
         """One element of the tensor, widened."""
         raw = f.load(pointer, self.storage, 1)
@@ -112,6 +139,17 @@ class Numbers:
         f.store(value, pointer, self.storage, 1)
 
     # Conversions.
+
+    def _narrow_two(self, f: Function, low: str, high: str) -> str:
+        """Two vectors of accumulators rounded to one of elements."""
+        if self.dtype == "bf16" and self.dots and self.lanes == 16:
+            name, rounded = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector(32, "bfloat")
+            f.module.declarations.add(f"declare {rounded} @{name}({self.vector}, {self.vector})")
+            both = f.op(f"call {rounded} @{name}({self.vector} {high}, {self.vector} {low})")
+            return f.op(f"bitcast {rounded} {both} to {vector(32, 'i16')}")
+        kind = vector(self.lanes, self.storage)
+        a, b = (self._narrow(f, value, self.lanes) for value in (low, high))
+        return shuffle(f, kind, a, b, list(range(2 * self.lanes)))
 
     def _widen(self, f: Function, raw: str, lanes: int) -> str:
         if self.storage == self.sum:
