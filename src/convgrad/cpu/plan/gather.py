@@ -213,7 +213,9 @@ class Planner:
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""
         p = self.p
-        self.stream = streams(p, self.target) and self.fold is None
+        # Squares of narrow results are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
+        narrow = self.staged and self.out_channel[1] != 1 and self.out_size < self.item
+        self.stream = streams(p, self.target) and self.fold is None and not narrow
         if self.stream:
             self.why.append("results go past the caches, which they exceed")
         self.ahead: Ahead | None = None

@@ -326,7 +326,8 @@ class Planner:
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""
         p, axes = self.p, self.shape.axes
-        self.stream = streams(p, self.target)
+        # Tiles of pairs are done so soon that they would wait for what is written past the caches.
+        self.stream = streams(p, self.target) and not self.pairs
         if self.stream:
             self.why.append("results go past the caches, which they exceed")
         self.ahead: Ahead | None = None
