@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from convgrad.spec.descriptors import Descriptor
@@ -26,6 +27,10 @@ class Layer:
     def descriptor(self) -> Descriptor:
         """The sizes."""
         return Descriptor.parse(self.text, transposed=self.transposed)
+
+    def with_batch(self, images: int) -> Layer:
+        """The same layer with so many images."""
+        return replace(self, text=re.sub(r"mb\d+", f"mb{images}", self.text, count=1))
 
 
 GROUPS = {

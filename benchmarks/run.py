@@ -474,6 +474,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--direction", type=words(tuple(DIRECTIONS)), default=["data", "weights"], help="data,weights,forward")
     add("--threads", type=counts, default=[timing.cpu_count()], help="as 2, or 1,2 to see the gain (all CPUs)")
     add("--peers", type=words((*PEERS, "none")), default=list(PEERS), help="torch,onednn or none (both)")
+    add("--mb", type=int, metavar="N", help="N images in every batch, as in training (some milliseconds' worth)")
     add("--budget", type=float, default=2.0, help="seconds for one layer in one setting (2)")
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--png", type=Path, metavar="FILE", help="draw the results there")
@@ -489,6 +490,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ]
     if not chosen:
         parser.error(f"--layers {args.layers.pattern!r} matches no layer; --list shows them")
+    if args.mb is not None:
+        if args.mb < 1:
+            parser.error("--mb must be above 0")
+        chosen = [layer.with_batch(args.mb) for layer in chosen]
     if args.quick:
         chosen = list({layer.group: layer for layer in reversed(chosen)}.values())[::-1]
         args.budget = min(args.budget, 0.4)

@@ -45,6 +45,16 @@ def test_layers_have_names_of_their_own():
     assert set(layers.DENSE) == set(layers.GROUPS) - {"depthwise", "grouped", "stem"}
 
 
+def test_a_batch_can_be_given(tiny, capsys, tmp_path):
+    assert [layer.with_batch(7).descriptor.mb for layer in layers.LAYERS] == [7] * len(layers.LAYERS)
+    out = tmp_path / "out.json"
+    assert run.main([*tiny, "--mb", "5", "--peers", "none", "--layout", "NXC", "--json", str(out)]) == 0
+    assert all(" n5 " in result["problem"] for result in json.loads(out.read_text())["results"])
+    with pytest.raises(SystemExit):
+        run.main([*tiny, "--mb", "0"])
+    assert "--mb must be above 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("layer", layers.LAYERS, ids=names(layers.LAYERS))
 def test_a_layer_is_of_its_group(layer):
     d = layer.descriptor
