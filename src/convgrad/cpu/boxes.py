@@ -4,12 +4,13 @@ unpacked after it. Padding, layout and dtype are dealt with here and nowhere els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from .ir import Function, Module, Value
 from .nests import Packed
-from .numbers import LINE, Numbers, shuffle, size_of, transpose
+from .numbers import LINE, Numbers, interleave, shuffle, size_of, transpose
 
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
@@ -139,23 +140,14 @@ def _joined_run(
     """
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
     row, to, first, channels = f.args
-    order = [i // 2 + n.lanes * (i % 2) for i in range(2 * n.lanes)]
 
     def join(c: Value, pixels: list[str], entry: str, masks: Sequence[str | None] = (None, None)) -> None:
         two = [n.load(f, f.at(p, c, n.storage), mask) for p, mask in zip(pixels, masks, strict=True)]
         place = f.at(entry, f.mul(c, 2), n.sum)
-        f.store(shuffle(f, n.vector, two[0], two[1], order), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
+        f.store(interleave(f, n.vector, *two, n.lanes), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
 
     def join_all(count: Value, pixels: list[str], entry: str) -> None:
-        whole = f.mul(f.div(count, n.lanes), n.lanes)
-        group = 1 if isinstance(whole, str) else next(g for g in (4, 3, 2, 1) if whole // n.lanes % g == 0)
-        with f.loop(0, whole, group * n.lanes) as c:
-            for v in range(group):
-                join(f.add(c, v * n.lanes), pixels, entry)
-        rest = f.sub(count, whole)
-        if rest != 0:
-            with f.when(f.test("ne", rest, 0)):
-                join(whole, pixels, entry, [n.mask(f, rest)] * 2)
+        _each_vector(f, n, count, 4, lambda c, mask: join(c, pixels, entry, [mask] * 2))
 
     def places(e: Value) -> tuple[list[str], list[str], str]:
         at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, apart)]
@@ -199,23 +191,26 @@ def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known:
     def move(c: Value, mask: str | None = None) -> None:
         f.store(n.load(f, f.at(source, c, n.storage), mask), f.at(to, c, n.sum), n.vector, item)
 
-    if known is not None and known % n.lanes == 0:
-        vectors = known // n.lanes
-        group = next(g for g in (8, 4, 3, 2, 1) if vectors % g == 0)
-        if group == vectors:
-            for v in range(group):
-                move(v * n.lanes)
-            return
-        with f.loop(0, known, group * n.lanes) as c:
-            for v in range(group):
-                move(f.add(c, v * n.lanes))
-        return
-    whole = f.mul(f.div(channels, n.lanes), n.lanes)
-    with f.loop(0, whole, n.lanes) as c:
-        move(c)
-    rest = f.sub(channels, whole)
-    with f.when(f.test("ne", rest, 0)):
-        move(whole, n.mask(f, rest))
+    _each_vector(f, n, channels if known is None or known % n.lanes else known, 8, move)
+
+
+def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[[Value, str | None], None]) -> None:
+    """Do something with so many elements, a vector at a time: at its first element, with a mask if it is not whole.
+
+    If it is known how many there are, up to `most` vectors follow each other without a loop.
+    """
+    whole = f.mul(f.div(count, n.lanes), n.lanes)
+    group = 1
+    if isinstance(whole, int):
+        group = next(g for g in (8, 4, 3, 2, 1) if g <= most and whole // n.lanes % g == 0)
+    once = whole == group * n.lanes
+    with nullcontext(0) if once else f.loop(0, whole, group * n.lanes) as c:
+        for v in range(group):
+            do(f.add(c, v * n.lanes), None)
+    rest = f.sub(count, whole)
+    if rest != 0:
+        with f.when(f.test("ne", rest, 0)):
+            do(whole, n.mask(f, rest))
 
 
 def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int) -> Function:

@@ -11,7 +11,7 @@ from .ahead import tabulate as list_lines
 from .boxes import pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
-from .numbers import LINE, Numbers, shuffle, size_of, transpose
+from .numbers import LINE, Numbers, interleave, size_of, transpose
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
@@ -518,8 +518,7 @@ def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, 
         else:
             raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
             two = [raw.load(f, f.at(source, f.add(lane, j * plan.w_strides[2]), "i16"), mask) for j in range(2)]
-            order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
-            f.store(shuffle(f, raw.vector, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
+            f.store(interleave(f, raw.vector, *two, plan.lanes), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
 def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Function:
@@ -543,12 +542,11 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
         for at in lanes:
             f.prefetch(f.at(source, f.add(at, further), n.storage))
         squares.append(transpose(f, rows, plan.lanes, unit.sum))
-    order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
     for i in range(plan.lanes):
         with f.when(f.test("slt", i, count)):
             place = f.at(to, f.mul(step, i), plan.sum)
             if len(squares) == 2:
-                both = shuffle(f, unit.vector, squares[0][i], squares[1][i], order)
+                both = interleave(f, unit.vector, squares[0][i], squares[1][i], plan.lanes)
                 f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
             else:
                 f.store(squares[0][i], place, n.vector, size_of(plan.sum))

@@ -12,7 +12,7 @@ from .boxes import finish, pack, put, turn_back, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
-from .numbers import LINE, Numbers, shuffle, size_of
+from .numbers import LINE, Numbers, interleave, size_of
 from .tiles import Tile
 
 _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
@@ -272,12 +272,11 @@ def _pair(
     f.call(packer, source, raw, *start, channels)
     f.call(clear, f.at(raw, entries * pitch, "i16"), apart * pitch)
     kind = f"<{plan.lanes} x i16>"
-    order = [i // 2 + plan.lanes * (i % 2) for i in range(2 * plan.lanes)]
     with f.loop(0, entries // step) as e, f.loop(0, channels, plan.lanes) as c:
         at = f.add(f.mul(e, step * pitch), c)
         two = [f.load(f.at(raw, f.add(at, shift), "i16"), kind, 2) for shift in (0, apart * pitch)]
         place = f.at(to, f.add(f.mul(e, pitch), c), plan.sum)
-        f.store(shuffle(f, kind, two[0], two[1], order), place, f"<{2 * plan.lanes} x i16>", 4)
+        f.store(interleave(f, kind, *two, plan.lanes), place, f"<{2 * plan.lanes} x i16>", 4)
     return f
 
 

@@ -210,15 +210,12 @@ class Planner:
         while lane_part > 1 and not self._has_room(lane_part):
             lane_part = ceil(lane_part / 2)
 
-        def tasks() -> int:
-            return self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
-
-        # Tasks of equal size are as many as the threads, or a multiple; of unequal size, a few more.
+        # Of tasks of unequal size there are a few more.
         uneven = ceil(self.clane / self.lanes) % self.vectors > 0
-        while tasks() < 8 * threads and (tasks() % threads or (uneven and tasks() < 2 * threads)):
+        while not self._even(tasks := self._tasks(lane_part, row_part)) or (uneven and tasks < 2 * threads):
             if lane_part > 1:
                 lane_part = ceil(lane_part / 2)
-            elif row_part > (4 if tasks() > threads else 2) * self.rows:
+            elif row_part > (4 if tasks > threads else 2) * self.rows:
                 row_part = min(row_part - 1, ceil(crow / (ceil(crow / row_part) + 1)))
             else:
                 break
@@ -226,6 +223,14 @@ class Planner:
         self.row_part = max(ceil(crow / ceil(crow / row_part)), min(self.rows, crow))
         if not self.target.tile:
             self.rows = self._height(self.row_part)
+
+    def _tasks(self, lane_part: int, row_part: int) -> int:
+        """How many tasks parts of that size make."""
+        return self.groups * self.slices * ceil(self.crow / row_part) * ceil(self.blocks / lane_part)
+
+    def _even(self, tasks: int) -> bool:
+        """Whether so many tasks of equal size keep all threads busy to the end, or nearly."""
+        return tasks % self.threads == 0 or tasks >= 8 * self.threads
 
     def _sum_bytes(self) -> int:
         """The sums of one row in one block."""
@@ -275,9 +280,7 @@ class Planner:
             if work(*parts) >= least:
                 break
             small = lane_part * row_part * self._sum_bytes() <= most and row_part <= most_rows
-            tasks = self.groups * self.slices * ceil(crow / row_part) * ceil(blocks / lane_part)
-            even = tasks % self.threads == 0 or tasks >= 8 * self.threads
-            if even and small and self._has_room(lane_part) and cost(*parts) < least:
+            if self._even(self._tasks(*parts)) and small and self._has_room(lane_part) and cost(*parts) < least:
                 found, least = parts, cost(*parts)
         if found is not None:
             self.lane_part, self.row_part = found
