@@ -144,7 +144,7 @@ def _joined_run(
     def join(c: Value, pixels: list[str], entry: str, masks: Sequence[str | None] = (None, None)) -> None:
         two = [n.load(f, f.at(p, c, n.storage), mask) for p, mask in zip(pixels, masks, strict=True)]
         place = f.at(entry, f.mul(c, 2), n.sum)
-        f.store(interleave(f, n.vector, *two, n.lanes), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
+        f.store(interleave(f, n.vector, n.lanes, *two), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))
 
     def join_all(count: Value, pixels: list[str], entry: str) -> None:
         _each_vector(f, n, count, 4, lambda c, mask: join(c, pixels, entry, [mask] * 2))

@@ -518,7 +518,7 @@ def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, 
         else:
             raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
             two = [raw.load(f, f.at(source, f.add(lane, j * plan.w_strides[2]), "i16"), mask) for j in range(2)]
-            f.store(interleave(f, raw.vector, *two, plan.lanes), place, f"<{2 * plan.lanes} x i16>", 4)
+            f.store(interleave(f, raw.vector, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
 def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Function:
@@ -546,7 +546,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
         with f.when(f.test("slt", i, count)):
             place = f.at(to, f.mul(step, i), plan.sum)
             if len(squares) == 2:
-                both = interleave(f, unit.vector, squares[0][i], squares[1][i], plan.lanes)
+                both = interleave(f, unit.vector, plan.lanes, squares[0][i], squares[1][i])
                 f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
             else:
                 f.store(squares[0][i], place, n.vector, size_of(plan.sum))

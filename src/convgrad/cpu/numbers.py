@@ -264,7 +264,7 @@ def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
     return f.op(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{picks}>")
 
 
-def interleave(f: Function, kind: str, a: str, b: str, lanes: int) -> str:
+def interleave(f: Function, kind: str, lanes: int, a: str, b: str) -> str:
     """Lanes of two vectors by turns, in one of twice the length."""
     return shuffle(f, kind, a, b, [i // 2 + lanes * (i % 2) for i in range(2 * lanes)])
 

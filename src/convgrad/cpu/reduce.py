@@ -276,7 +276,7 @@ def _pair(
         at = f.add(f.mul(e, step * pitch), c)
         two = [f.load(f.at(raw, f.add(at, shift), "i16"), kind, 2) for shift in (0, apart * pitch)]
         place = f.at(to, f.add(f.mul(e, pitch), c), plan.sum)
-        f.store(interleave(f, kind, *two, plan.lanes), place, f"<{2 * plan.lanes} x i16>", 4)
+        f.store(interleave(f, kind, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
     return f
 
 
