@@ -193,3 +193,42 @@ def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
         nan = np.isnan(expected)
         assert np.array_equal(np.isnan(result), nan)
         assert np.array_equal(result[~nan], expected[~nan])
+
+
+@pytest.mark.parametrize("target", ["native", "native in small caches", "without pairs", "avx2", "vector of 3"])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n4 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0",
+        "n3 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0 x@nxc y@nxc",
+        "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
+        "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+        "n1 g1 cx17 cy16 x13x13 w3x3 y7x7 s2x2 d1x1 p1x1",
+        "n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
+        "n2 g1 cx16 cy16 x40 w4 y19 s2 d1 p0 x@nxc y@nxc",
+        "n1 g1 cx32 cy48 x49 w1 y49 s1 d1 p0",
+        "n1 g1 cx16 cy16 x3x4x5 w3x3x3 y3x4x5 s1x1x1 d1x1x1 p1x1x1",
+    ],
+)
+def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, target: str) -> None:
+    """A weight is infinite or NaN where its own products are, and nowhere else: pixels that it does not meet are no
+    zeros to be multiplied.
+    """
+    if target not in TARGETS:
+        pytest.skip("this machine has no such level")
+    p = Problem.parse(f"w {dtype} {text}")
+    tensors = Tensors(p, seed=11)
+    rng = np.random.default_rng(12)
+    for name in ("x", "y"):
+        view = tensors.view[name]
+        view[...] = rng.integers(-4, 5, view.shape).astype(view.dtype)
+        for value in (np.inf, -np.inf, np.nan):
+            view[tuple(int(rng.integers(size)) for size in view.shape)] = value
+    with np.errstate(invalid="ignore"):
+        expected = np.asarray(reference.compute(p, {name: tensors.view[name] for name in ("x", "y")}))
+    nan = np.isnan(expected)
+    for threads in (1, 2):
+        result = tensors.compute(find(p, TARGETS[target], threads))
+        assert np.array_equal(np.isnan(result), nan)
+        assert np.array_equal(result[~nan], expected[~nan])

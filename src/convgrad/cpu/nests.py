@@ -483,6 +483,11 @@ class Reduce(Nest):
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
+    @property
+    def ragged(self) -> bool:
+        """Whether a pair of pixels may hold one that is not met: a zero beside data, which makes NaN of an infinity."""
+        return self.pairs and any(end % 2 for ends in self.reach for end in ends[3])
+
     def joining(self, side: str) -> str:
         """How the pixels of a side become pairs: "" if they do not, or lie so already; "channels" if channels lie
         together, "pixels" if pairs do; else "copy", by way of a copy.

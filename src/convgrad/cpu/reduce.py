@@ -113,7 +113,7 @@ def write(plan: Reduce) -> str:
                             entry = f.load(f.at(tap_entries, tap, "i64"), "i64", 8)
                             index = f.add(f.mul(f.add(f.mul(local, plan.tiles), t), len(plan.taps)), tap)
                             sums = f.at(slab, f.mul(index, plan.rows * plan.block), plan.sum)
-                            x_part, y_part, inside = _inside(f, plan, reach, tap, start, counts)
+                            x_part, y_part, inside, odd = _inside(f, plan, reach, tap, start, counts)
                             x_part = f.add(x_part, entry)
                             a, b = (x_part, y_part) if plan.row_side == "x" else (y_part, x_part)
                             target: tuple[Value, ...] = ()
@@ -125,7 +125,7 @@ def write(plan: Reduce) -> str:
                                 )
                                 target = (place_at, f.min(f.sub(plan.clane, lane), plan.block), complete)
                             row_base = f.at(row_band, f.add(f.mul(row_channel, plan.row_step), a), plan.row_unit)
-                            arguments = (row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *target)
+                            arguments = (row_base, f.at(lanes, b, plan.sum), sums, begin, *inside, *odd, *target)
                             last_block = f.test("eq", block, plan.lane_blocks - 1)
                             f.call_either(last_block, tail, work, *arguments, *fetched(index))
         if plan.slices == 1 and not plan.direct:
@@ -182,8 +182,12 @@ def _coming(
 
 def _inside(
     f: Function, plan: Reduce, reach: str, tap: Value, start: list[Value], counts: list[Value]
-) -> tuple[Value, Value, list[Value]]:
-    """The part of a box that a tap meets inside x: elements into the bands of x and y, and its counts."""
+) -> tuple[Value, Value, list[Value], list[Value]]:
+    """The part of a box that a tap meets inside x: elements into the bands of x and y, and its counts.
+
+    Of ragged pairs also whether the first of the first pair is not met, and whether the second of the last is not.
+    """
+    odd: list[Value] = []
     x_part: Value = 0
     y_part: Value = 0
     inside: list[Value] = []
@@ -191,6 +195,7 @@ def _inside(
         paired = plan.pairs and axis == 3
         if all(ends[axis] == (0, plan.sizes_y[axis]) for ends in plan.reach):
             inside.append(f.div(f.add(count, 1), 2) if paired else count)
+            odd = [0, f.rem(count, 2)] if paired and plan.ragged else odd
             continue
         at = f.at(reach, f.add(f.mul(tap, 8), 2 * axis), "i64")
         low, high = (f.sub(f.load(f.at(at, i, "i64"), "i64", 8), start[axis]) for i in range(2))
@@ -198,11 +203,12 @@ def _inside(
         high = f.min(high, count)
         if paired:
             # Pairs begin at even pixels; where the first of a pair is not met, x is zero in the band.
+            odd = [f.rem(low, 2), f.rem(f.max(high, 0), 2)] if plan.ragged else []
             low, high = f.div(low, 2), f.div(f.max(f.add(high, 1), 0), 2)
         inside.append(f.sub(high, low))
         x_part = f.add(x_part, f.mul(low, plan.x_walk[axis]))
         y_part = f.add(y_part, f.mul(low, plan.y_walk[axis]))
-    return x_part, y_part, inside
+    return x_part, y_part, inside, odd
 
 
 def _place(f: Function, plan: Reduce, unit: Value) -> tuple[Value, Value, Value, Value]:
@@ -296,27 +302,35 @@ def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) ->
 def _pixels(
     f: Function, plan: Reduce, counts: Sequence[Value], pointers: Sequence[str], steps: Sequence[Sequence[int]],
     units: Sequence[str],
-) -> Iterator[list[str]]:  # fmt: skip
-    """Walk over the pixels of a box, in order; gives the addresses at each."""
+) -> Iterator[tuple[list[str], Value]]:  # fmt: skip
+    """Walk over the pixels of a box, in order; gives the addresses at each, and its place along the last axis."""
     with ExitStack() as stack:
         now = list(pointers)
+        i: Value = 0
         for axis in range(4):
             if plan.box[axis] > 1 or any(ends[axis] != (0, plan.sizes_y[axis]) for ends in plan.reach):
                 i = stack.enter_context(f.loop(0, counts[axis]))
                 now = [f.at(p, f.mul(i, s[axis]), u) for p, s, u in zip(now, steps, units, strict=True)]
-        yield now
+            else:
+                i = 0
+        yield now, i
 
 
 def _begin(f: Function, plan: Reduce, vectors: int, sums: str, fresh: Value, align: int) -> Tile:
     """A tile with the sums so far; `fresh` is 1 for the first box, whose sums begin at zero."""
-    kind = f"<{plan.lanes} x {plan.sum}>"
     tile = Tile(f, [["zeroinitializer"] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
+    _go_on(f, plan, tile, sums, fresh, align)
+    return tile
+
+
+def _go_on(f: Function, plan: Reduce, tile: Tile, sums: str, fresh: Value, align: int) -> None:
+    """Fill a tile of zeros with the sums so far."""
+    kind = tile.kind
     with f.when(f.test("eq", fresh, 0)):
         for r, row in enumerate(tile.places):
             for v, place in enumerate(row):
                 at = f.at(sums, r * plan.block + v * plan.lanes, plan.sum)
                 f.set(place, kind, f.load(at, kind, align))
-    return tile
 
 
 def _end(f: Function, plan: Reduce, tile: Tile, sums: str, align: int) -> None:
@@ -333,26 +347,44 @@ def _align(plan: Reduce) -> int:
 def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> Function:
     """A function that adds a box's products to one tile of so many vectors.
 
-    (rows, lanes, sums, fresh, counts of each axis; then, if it writes whole sums, where to, lanes left, whether whole).
+    (rows, lanes, sums, fresh, counts of each axis; then, of ragged pairs, which ends are odd; then, if it writes whole
+    sums, where to, lanes left, whether whole).
     """
+    ends = ["i:low", "i:high"] if plan.ragged else []
     direct = ["p:to", "i:left", "i:complete"] if plan.direct else []
-    f = m.function(name, ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *direct, *_fetch(plan)])
+    f = m.function(name, ["p:rows", "p:lanes", "p:sums", "i:fresh", *_COUNTS, *ends, *direct, *_fetch(plan)])
     rows, lanes, sums, fresh, *rest = f.args
-    counts = rest[:4]
+    counts, rest = rest[:4], rest[4:]
+    odd, rest = rest[: len(ends)], rest[len(ends) :]
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
     align = _align(plan)
     tile = _begin(f, plan, vectors, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
-    with _pixels(f, plan, counts, (rows, lanes), walks, (plan.row_unit, plan.sum)) as (a, b):
+    units = (plan.row_unit, plan.sum)
+
+    def in_rows(a: str) -> list[str]:
+        return [f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)]
+
+    with _pixels(f, plan, counts, (rows, lanes), walks, units) as ((a, b), _):
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
-        in_rows = [f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)]
-        add(in_rows, b, plan.item if plan.lanes_in_place else align)
+        add(in_rows(a), b, plan.item if plan.lanes_in_place else align)
+    if plan.ragged:
+        # A pixel that is not met is paired with data: zero times an infinity is NaN. Then once more, without it.
+        with f.when(tile.doubtful()):
+            tile.set([["zeroinitializer"] * vectors] * plan.rows)
+            _go_on(f, plan, tile, sums, fresh, align)
+            with _pixels(f, plan, counts, (rows, lanes), walks, units) as ((a, b), i):
+                first = f.both(f.test("eq", i, 0), f.test("ne", odd[0], 0))
+                last = f.both(f.test("eq", i, f.sub(counts[3], 1)), f.test("ne", odd[1], 0))
+                second = f.op(f"select i1 {first}, i32 -65536, i32 -1")
+                keep = f.op(f"select i1 {last}, i32 65535, i32 -1")
+                tile.paired(in_rows(a), b, align, f.op(f"and i32 {second}, {keep}"))
     if plan.direct:
-        branch = f.either(f.test("ne", rest[6], 0))
-        places = [f.at(rest[4], r * plan.w_strides[1], result.storage) for r in range(plan.rows)]
-        write_rows(f, result, tile.values(), places, rest[5], accumulate=False, stream=plan.stream)
+        branch = f.either(f.test("ne", rest[2], 0))
+        places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)]
+        write_rows(f, result, tile.values(), places, rest[1], accumulate=False, stream=plan.stream)
         f.otherwise(branch)
         _end(f, plan, tile, sums, align)
         f.join(branch)
@@ -381,7 +413,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
         entry = f.load(f.at(entries, f.min(f.add(tap, i), last), "i64"), "i64", 8)
         shifted.append(f.at(x, entry, plan.sum))
     steps = [plan.x_walk] * plan.tap_step + [plan.y_walk]
-    with _pixels(f, plan, counts, [*shifted, y], steps, [plan.sum] * len(steps)) as here:
+    with _pixels(f, plan, counts, [*shifted, y], steps, [plan.sum] * len(steps)) as (here, _):
         if fetch is not None:
             fetch.step()
         tile.gathered(here[:-1], here[-1], align, inputs, outputs)

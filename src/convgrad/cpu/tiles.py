@@ -31,11 +31,24 @@ class Tile:
         for row in self.values():
             for value in row:
                 total = fma(f, value, "zeroinitializer", total, self.lanes, self.sum)
-        bits = vector(self.lanes, "i1")
+        return self._any_nan(total)
+
+    def _any_nan(self, value: str) -> str:
+        f, bits = self.f, vector(self.lanes, "i1")
         name = f"llvm.vector.reduce.or.v{self.lanes}i1"
         f.module.declarations.add(f"declare i1 @{name}({bits})")
-        wrong = f.op(f"fcmp uno {self.kind} {total}, zeroinitializer")
+        wrong = f.op(f"fcmp uno {self.kind} {value}, zeroinitializer")
         return f.op(f"call i1 @{name}({bits} {wrong})")
+
+    def doubtful(self) -> str:
+        """Whether a sum may be NaN: one is, or two are infinities of different sign."""
+        f = self.f
+        sums = [value for row in self.values() for value in row]
+        while len(sums) > 1:
+            halves = zip(sums[::2], sums[1::2], strict=False)
+            odd = sums[-1:] if len(sums) % 2 else []
+            sums = [f.op(f"fadd {self.kind} {a}, {b}") for a, b in halves] + odd
+        return self._any_nan(sums[0])
 
     def values(self) -> list[list[str]]:
         """The sums as they stand."""
@@ -51,11 +64,11 @@ class Tile:
             for v, (place, value) in enumerate(zip(row, right, strict=True)):
                 self._add(place, left, value, v)
 
-    def paired(self, rows: Sequence[str], columns: str, align: int) -> None:
+    def paired(self, rows: Sequence[str], columns: str, align: int, keep: str | None = None) -> None:
         """Add two products everywhere: a pair of bf16 per row, times a vector of pairs per column.
 
         The machine's own instruction: products and sums in f32. Its last operand is the one that it can read and
-        spread by itself, so that is the pair.
+        spread by itself, so that is the pair. `keep`, 32 bits, says what of all pairs counts; the rest is zero.
         """
         f = self.f
         width = len(self.places[0])
@@ -65,9 +78,12 @@ class Tile:
         right = []
         for v in range(width):
             word = f.load(f.at(columns, v * self.lanes, "i32"), words, align)
+            if keep is not None:
+                word = f.op(f"and {words} {word}, {splat(f, self.lanes, 'i32', keep)}")
             right.append(f.op(f"bitcast {words} {word} to {pairs}"))
         for address, row in zip(rows, self.places, strict=True):
-            both = splat(f, self.lanes, "i32", f.load(address, "i32", 2))
+            one = f.load(address, "i32", 2)
+            both = splat(f, self.lanes, "i32", one if keep is None else f.op(f"and i32 {one}, {keep}"))
             left = f.op(f"bitcast {words} {both} to {pairs}")
             for v, (place, value) in enumerate(zip(row, right, strict=True)):
                 sum_ = f.get(place, self.kind)
