@@ -24,18 +24,19 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 def pack(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    known: int | None = None, join: tuple[int, int] | None = None,
+    known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False,
 ) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
     of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
-    always the same. With `join`, of channels that lie together, entries are pairs: see `_joined_run`.
+    always the same. With `join`, of channels that lie together, entries are pairs: see `_joined_run`. `blank` has the
+    rest of a last vector of channels, where vectors are copied, hold zeros.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
     if join is None:
-        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known)
+        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank)
         width = axes[-1].extent * pitch
     else:
         run = _joined_run(m, f"{name}_run", n, axes[-1], pitch, known, *join)
@@ -81,8 +82,9 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
 
 
 def _run(
-    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None
-) -> Function:
+    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
+    blank: bool,
+) -> Function:  # fmt: skip
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
     row, to, first, channels = f.args
@@ -107,7 +109,7 @@ def _run(
     elif axis.stride == 1 and step <= 4 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
-        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step)
+        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank)
         last = f.sub(channels, 1)
         with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
             source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(i, step)), n.storage)
@@ -213,8 +215,9 @@ def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[
             do(whole, n.mask(f, rest))
 
 
-def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int) -> Function:
-    """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it.
+def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool) -> Function:
+    """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
+    are zeros if `blank`.
 
     Pixels lie `step` apart: a longer vector is read and thinned out.
     """
@@ -227,7 +230,10 @@ def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step:
     for i in range(n.lanes):
         channel = f.min(last, i)
         row = wide.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask)
-        rows.append(row if step == 1 else shuffle(f, wide.vector, row, row, every))
+        row = row if step == 1 else shuffle(f, wide.vector, row, row, every)
+        if blank:
+            row = f.op(f"select i1 {f.test('sle', i, last)}, {n.vector} {row}, {n.vector} zeroinitializer")
+        rows.append(row)
     for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
         f.store(row, f.at(to, i * pitch, n.sum), n.vector, size_of(n.sum))
     return f

@@ -58,7 +58,11 @@ class _Kernel:
             known = plan.chunk if plan.given % plan.chunk == 0 else None
             if plan.share is not None:
                 known = plan.cout // plan.share[1] * plan.share[0]
-            self.pack_box = pack(m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known)
+            # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
+            odd = plan.given < plan.cin
+            self.pack_box = pack(
+                m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known, blank=odd
+            )
         self.tabulate = _tabulate(m, plan, self.phases)
         self.tiles = {rows: _tiles(m, plan, self.result, rows) for rows in (plan.rows, plan.short) if rows}
         self.finish = _unfold(m, plan, self.result) if plan.fold else None

@@ -125,8 +125,7 @@ class Planner:
     def _take_input(self) -> None:
         """How the input is read and the results are written: in pairs, in place, through a stage."""
         p, cin, chunk = self.p, self.cin, self.chunk
-        # The channel beside the last of an odd number must hold a number in the band, which it does if vectors are
-        # copied.
+        # The channel beside the last of an odd number must be zero in the band, which it is if vectors are copied.
         last = self.shape.axes[-1]
         last_step = last.x_step if self.forward else last.y_step
         vectors_copied = self.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
