@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -271,6 +272,20 @@ def test_a_hit_within_the_hour_writes_nothing(place):
     before = path(place, 1).stat().st_mtime_ns
     assert cache.get(key(1)) == b"one"
     assert path(place, 1).stat().st_mtime_ns == before
+
+
+def test_an_old_file_is_read_where_nothing_can_be_written(place, monkeypatch):
+    def refuse(fd):
+        asked.append(fd)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    asked: list[int] = []
+    cache.put(key(1), b"one")
+    age(path(place, 1), 10_000)
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "supports_fd", {refuse})
+    assert cache.get(key(1)) == b"one"
+    assert asked
 
 
 def test_the_size_is_bounded_all_the_time(place, monkeypatch):

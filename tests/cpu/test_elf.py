@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 from pathlib import Path
 
@@ -173,7 +174,7 @@ def test_a_file_cut_short_is_refused():
             elf.Image(content[:length])
 
 
-def test_memory_that_may_not_run_is_left_to_llvm(monkeypatch):
+def test_memory_that_may_not_run_is_an_error(monkeypatch):
     class Strict:
         """A system that forbids new code."""
 
@@ -183,5 +184,29 @@ def test_memory_that_may_not_run_is_left_to_llvm(monkeypatch):
     system = elf._system()
     content = llvm.emit_object(TEXT, *HOST)
     monkeypatch.setattr(elf, "_system", lambda: Strict())
-    with pytest.raises(elf.Unknown, match="no memory for code"):
+    with pytest.raises(CompileError, match="no code that runs"):
         elf.Image(content)
+
+
+STRICT = """
+import ctypes
+import numpy as np
+import convgrad
+deny_write_execute = 65
+if ctypes.CDLL(None).prctl(deny_write_execute, 1, 0, 0, 0):
+    print("cannot")
+else:
+    try:
+        convgrad.convolution(np.ones((1, 8, 8, 16), np.float32), np.ones((3, 3, 16, 16), np.float32), strides=[1, 1],
+                             pads_begin=[0, 0], pads_end=[0, 0], dilations=[1, 1])
+    except convgrad.CompileError as error:
+        print("told:", error)
+"""
+
+
+def test_a_process_that_may_make_no_code_is_told():
+    done = subprocess.run([sys.executable, "-c", STRICT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if done.stdout == "cannot\n":
+        pytest.skip("this system knows no such rule")
+    assert "told: the system lets this process make no code that runs" in done.stdout

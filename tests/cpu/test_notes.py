@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from convgrad.cpu import cache, kernel, notes, target
+from convgrad.cpu import cache, jit, kernel, notes, target
 from convgrad.spec import Problem
 
 PROBLEM = Problem.parse("x f32 n2 g1 cx16 cy32 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
@@ -101,6 +102,30 @@ def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
     assert notes._digest() is None
     edited.unlink()
     assert find() is not None
+
+
+def test_another_llvm_has_other_notes(monkeypatch):
+    find()
+    assert notes.recall(PROBLEM, target.current(), 2) is not None
+    monkeypatch.setattr(jit, "build", lambda: "another")
+    assert notes.recall(PROBLEM, target.current(), 2) is None
+
+
+def test_a_source_that_comes_with_an_old_time_is_noticed(monkeypatch, tmp_path):
+    new = tmp_path / "new.py"
+    monkeypatch.setattr(notes, "_sources", lambda: [str(new)])
+    monkeypatch.setattr(notes, "BEGUN", time.time() + 60)
+    new.write_text("A = 1\n")
+    assert not notes._changed()
+    monkeypatch.setattr(notes, "BEGUN", time.time())
+    os.utime(new, (1, 1))
+    assert notes._changed()
+
+
+def test_without_a_cache_no_source_is_read(monkeypatch):
+    monkeypatch.setenv("CONVGRAD_CACHE", "off")
+    monkeypatch.setattr(notes, "_digest", lambda: pytest.fail("read"))
+    assert notes.recall(PROBLEM, target.current(), 2) is None
 
 
 def test_every_source_of_a_plan_is_counted():

@@ -17,6 +17,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 # A file is MAGIC, the key (32 bytes), the SHA-256 of magic, key and content (32 bytes), then the content.
@@ -128,7 +129,8 @@ class _Folder:
             if len(data) != facts.st_size or data[:HEADER] != _header(key, content):
                 return None
             if time.time() - facts.st_mtime > HOUR and os.utime in os.supports_fd:
-                os.utime(fd)
+                with suppress(OSError):  # Where nothing can be written, it may still be read.
+                    os.utime(fd)
             return content
 
     def write(self, key: bytes, content: bytes) -> None:

@@ -32,7 +32,7 @@ PRIVATE, ANONYMOUS = 2, 32
 
 
 class Unknown(Exception):
-    """A file that is not for this loader, or memory that the system does not give for code."""
+    """A file that is not for this loader."""
 
 
 class Image:
@@ -46,7 +46,7 @@ class Image:
         self._size = 0
         try:
             self._load(content)
-        except (TooShort, LookupError, ValueError):
+        except (TooShort, LookupError, ValueError, OverflowError, MemoryError):
             raise Unknown("it is damaged") from None
 
     def address(self, name: str) -> int:
@@ -120,7 +120,9 @@ class Image:
             ctypes.memmove(base, bytes(image), end)
             for low, high, allowed in ((0, ends[0], READ | RUN), (ends[0], ends[1], READ)):
                 if high > low and _system().mprotect(base + low, high - low, allowed):
-                    raise Unknown(f"the system gives no memory for code: {os.strerror(ctypes.get_errno())}")
+                    # LLVM would not notice, and its code not run.
+                    reason = os.strerror(ctypes.get_errno())
+                    raise CompileError(f"the system lets this process make no code that runs: {reason}")
         except BaseException:
             self.close()
             raise
@@ -130,7 +132,7 @@ def _map(size: int) -> int:
     """New memory that can be written."""
     address = _system().mmap(None, size, READ | WRITE, PRIVATE | ANONYMOUS, -1, 0)
     if address in (None, ctypes.c_void_p(-1).value):
-        raise Unknown(f"the system gives no memory: {os.strerror(ctypes.get_errno())}")
+        raise CompileError(f"the system gives no memory for code: {os.strerror(ctypes.get_errno())}")
     return int(address)
 
 

@@ -22,6 +22,8 @@ from . import cache, elf
 
 # Part of every key: raise it when the passes, the options or the meaning of an object file here change.
 PIPELINE = 1
+# A library of llvmlite above this size has LLVM in it; a smaller one uses another library, which may be replaced.
+WHOLE = 16 << 20
 
 # Every use of LLVM happens under this lock, so that a fork can wait until no thread is inside LLVM. It is reentrant
 # because the handlers around a fork run in a thread that may hold it.
@@ -64,7 +66,7 @@ def host() -> tuple[str, str, str]:
     """The triple, the CPU's name and the features of this machine, as LLVM spells them."""
     with _lock:
         facts = _processor()
-        key = digest("host", _build(), facts) if facts else None
+        key = digest("host", build(), facts) if facts else None
         known = cache.get(key) if key else None
         if known is not None:
             triple, cpu, features = known.decode().split("\n")
@@ -79,7 +81,7 @@ def host() -> tuple[str, str, str]:
 
 def load(ir: str, triple: str, cpu: str, features: str) -> Module:
     """Machine code for the IR, ready to be called: from memory, from disk, or compiled now."""
-    key = digest(_build(), triple, cpu, features, ir)
+    key = digest(build(), triple, cpu, features, ir)
     module = recall(key)
     if module is not None:
         return module
@@ -150,20 +152,21 @@ def _place(key: bytes, content: bytes) -> Module:
 
 
 @lru_cache(maxsize=1)
-def _build() -> str:
+def build() -> str:
     """What tells one build of LLVM from another, found without loading it."""
     spec = find_spec("llvmlite")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     try:
         if folder is not None:
             library = next(f for f in folder.joinpath("binding").iterdir() if f.stem in ("libllvmlite", "llvmlite"))
-            version = folder.joinpath("_version.py").read_text()
-            return f"{PIPELINE} {os.name} {version} {library.stat().st_size}"
+            version, size = folder.joinpath("_version.py").read_text(), library.stat().st_size
+            if size > WHOLE:
+                return f"{PIPELINE} {os.name} {version} {size}"
     except (OSError, StopIteration):
         pass  # It is packaged in some other way.
-    import llvmlite
+    from . import llvm
 
-    return f"{PIPELINE} {os.name} {llvmlite.__version__}"
+    return f"{PIPELINE} {os.name} {llvm.version()}"
 
 
 def _processor() -> str:
@@ -176,7 +179,8 @@ def _processor() -> str:
     except OSError:
         return ""
     first = dict(line.split("\t", 1) for line in text.split("\n\n")[0].splitlines() if "\t" in line)
-    return "\n".join(first[name].strip() for name in wanted) if set(wanted) <= set(first) else ""
+    # An older system may not know of all that the processor can do, so that it counts too.
+    return "\n".join([os.uname().release, *(first[n].strip() for n in wanted)]) if set(wanted) <= set(first) else ""
 
 
 def _arch(triple: str) -> str:

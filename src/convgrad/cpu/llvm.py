@@ -7,9 +7,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from ..errors import CompileError
+
+
+def version() -> str:
+    """The versions of llvmlite and LLVM."""
+    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
 
 
 def host() -> tuple[str, str, str]:

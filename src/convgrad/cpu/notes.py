@@ -46,8 +46,10 @@ def keep(problem: Problem, target: Target, team: int, note: Note) -> None:
 
 
 def _key(problem: Problem, target: Target, team: int) -> bytes | None:
-    sources = _digest()
-    return None if sources is None else jit.digest("note", sources, repr(problem), repr(target), str(team))
+    sources = None if cache.folder() is None else _digest()
+    if sources is None:
+        return None
+    return jit.digest("note", jit.build(), sources, repr(problem), repr(target), str(team))
 
 
 @lru_cache(maxsize=1)
@@ -69,9 +71,12 @@ def _digest() -> str | None:
 def _changed() -> bool:
     """Whether a source may be newer than what this process has imported of it."""
     try:
-        return any(os.stat(path).st_mtime >= BEGUN for path in _sources())
+        facts = [os.stat(path) for path in _sources()]
     except OSError:
         return True
+    # A file may come with an old time of its content, but not of its place. Times are coarse, and some files are read
+    # before this package.
+    return any(max(f.st_mtime, f.st_ctime) >= BEGUN - 2 for f in facts)
 
 
 @lru_cache(maxsize=1)

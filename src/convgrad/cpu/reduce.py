@@ -361,6 +361,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
     tile = _begin(f, plan, vectors, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     units = (plan.row_unit, plan.sum)
+    lane_align = plan.item if plan.lanes_in_place else align
 
     def in_rows(a: str) -> list[str]:
         return [f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)]
@@ -369,7 +370,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
-        add(in_rows(a), b, plan.item if plan.lanes_in_place else align)
+        add(in_rows(a), b, lane_align)
     if plan.ragged:
         # A pixel that is not met is paired with data: zero times an infinity is NaN. Then once more, without it.
         with f.when(tile.doubtful()):
@@ -380,7 +381,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
                 last = f.both(f.test("eq", i, f.sub(counts[3], 1)), f.test("ne", odd[1], 0))
                 second = f.op(f"select i1 {first}, i32 -65536, i32 -1")
                 keep = f.op(f"select i1 {last}, i32 65535, i32 -1")
-                tile.paired(in_rows(a), b, align, f.op(f"and i32 {second}, {keep}"))
+                tile.paired(in_rows(a), b, lane_align, f.op(f"and i32 {second}, {keep}"))
     if plan.direct:
         branch = f.either(f.test("ne", rest[2], 0))
         places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)]
