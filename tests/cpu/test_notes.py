@@ -124,7 +124,7 @@ def test_a_source_that_comes_with_an_old_time_is_noticed(monkeypatch, tmp_path):
 
 def test_without_a_cache_no_source_is_read(monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE", "off")
-    monkeypatch.setattr(notes, "_digest", lambda: pytest.fail("read"))
+    monkeypatch.setattr(notes, "_sources", lambda: pytest.fail("read"))
     assert notes.recall(PROBLEM, target.current(), 2) is None
 
 
