@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 from ..errors import UnsupportedError
 
@@ -62,9 +61,10 @@ def native() -> Target:
 def _last_cache() -> int:
     """Bytes of the last-level cache; 0 if the system does not say."""
     sizes = [0]
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for index in range(8):
         try:
-            sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
+            with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") as file:
+                sizes.append(int(file.read().strip().removesuffix("K")) * 1024)
         except (OSError, ValueError):
             continue
     return max(sizes)
