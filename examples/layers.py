@@ -215,11 +215,13 @@ def main() -> int:
             tensors = Tensors(layer, dtype)
             for wanted in ("y" if layer.transposed else "x", "w"):
                 result = tensors.compute(wanted)  # the first call also prepares the computation
-                # Into NaN: memory that an earlier call has left could hold the right values by itself.
-                result[...] = np.nan
-                begin = time.perf_counter()
-                tensors.compute(wanted, out=result)
-                spent = 1000 * (time.perf_counter() - begin)
+                spent = 1e9
+                for _ in range(3):  # the quickest counts: other work may get in the way of one
+                    # Into NaN: memory that an earlier call has left could hold the right values by itself.
+                    result[...] = np.nan
+                    begin = time.perf_counter()
+                    tensors.compute(wanted, out=result)
+                    spent = min(spent, 1000 * (time.perf_counter() - begin))
                 failure = verify(tensors, wanted, result)
                 if failure:
                     wrong.append(f"{layer.name}, {dtype}, {'weights' if wanted == 'w' else 'data'}: {failure}")

@@ -34,6 +34,17 @@ def find(problem=PROBLEM, team=2):
     return kernel.find(problem, target.current(), team)
 
 
+def one_more(monkeypatch, folder):
+    """An old source beside the real ones."""
+    path = folder / "more.py"
+    path.write_text("LANES = 17\n")
+    os.utime(path, (1, 1))
+    really = notes._sources()
+    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(path)])
+    notes._digest.cache_clear()
+    return path
+
+
 def test_a_note_says_what_planning_said(monkeypatch):
     assert notes.recall(PROBLEM, target.current(), 2) is None
     first = find()
@@ -72,12 +83,7 @@ def test_what_is_lost_is_made_again(place, lost):
 
 def test_other_sources_have_other_notes(monkeypatch, tmp_path):
     find()
-    other = tmp_path / "other.py"
-    other.write_text("LANES = 17\n")
-    os.utime(other, (1, 1))
-    really = notes._sources()
-    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(other)])
-    notes._digest.cache_clear()
+    other = one_more(monkeypatch, tmp_path)
     assert notes.recall(PROBLEM, target.current(), 2) is None
     find()
     assert notes.recall(PROBLEM, target.current(), 2) is not None
@@ -88,12 +94,7 @@ def test_other_sources_have_other_notes(monkeypatch, tmp_path):
 
 
 def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
-    edited = tmp_path / "edited.py"
-    edited.write_text("A = 1\n")
-    os.utime(edited, (1, 1))
-    really = notes._sources()
-    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(edited)])
-    notes._digest.cache_clear()
+    edited = one_more(monkeypatch, tmp_path)
     assert notes.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
     os.utime(edited, (notes.BEGUN + 5, notes.BEGUN + 5))
     find()

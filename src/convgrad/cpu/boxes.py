@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from .ir import Function, Module, Value
 from .nests import Packed
-from .numbers import LINE, Numbers, interleave, shuffle, size_of, transpose
+from .numbers import Numbers, interleave, shuffle, size_of, transpose
+from .target import LINE
 
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:

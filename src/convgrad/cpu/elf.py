@@ -11,7 +11,7 @@ import os
 from functools import lru_cache
 from struct import Struct
 from struct import error as TooShort
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import CompileError
 
@@ -63,69 +63,110 @@ class Image:
             self._address = 0
 
     def _load(self, content: bytes) -> None:
-        magic, kind, machine, _, _, _, at, _, _, _, _, each, count, _ = HEADER.unpack_from(content)
-        if not magic.startswith(MAGIC) or (kind, machine, each) != (OBJECT, X86_64, SECTION.size):
-            raise Unknown("it is no object file for x86-64")
-        sections = [SECTION.unpack_from(content, at + i * each) for i in range(count)]
-        page = os.sysconf("SC_PAGESIZE")
-        # What runs comes first, then what is only read, then what is written, each on pages of its own.
-        places: dict[int, int] = {}
-        ends = []
-        end = 0
-        for wanted in (EXECUTABLE, 0, WRITABLE):
-            for i, (_, _, flags, _, _, size, _, _, align, _) in enumerate(sections):
-                if flags & LOADED and flags & (EXECUTABLE | WRITABLE) == wanted:
-                    places[i] = end = -(-end // max(align, 1)) * max(align, 1)
-                    end += size
-            end = -(-end // page) * page
-            ends.append(end)
-        for i, (_, _, flags, _, _, _, _, _, align, _) in enumerate(sections):
-            if flags & LOADED and (i not in places or flags & THREAD_LOCAL or align > page):
-                raise Unknown("a section is of no known kind")
-
-        image = bytearray(end)
-        for i, place in places.items():
-            _, kind, _, _, offset, size, *_ = sections[i]
-            if kind != NOTHING_STORED:
-                if offset + size > len(content):
-                    raise Unknown("it is damaged")
-                image[place : place + size] = content[offset : offset + size]
-        self._size = end
-        self._address = base = _map(end)
+        sections = _sections(content)
+        places, ends = _laid_out(sections)
+        self._size = ends[-1]
+        self._address = _map(self._size)
         try:
-            symbols: list[int] = []
-            for _, kind, _, _, offset, size, link, *_ in sections:
-                if kind == SYMBOLS:
-                    names = sections[link][4]
-                    for name, info, _, section, value, _ in SYMBOL.iter_unpack(content[offset : offset + size]):
-                        symbols.append(base + places[section] + value if section in places else 0)
-                        if info >> 4 == LOCAL and not name:
-                            continue
-                        text = content[names + name : content.index(0, names + name)].decode()
-                        if section == UNDEFINED:
-                            symbols[-1] = _outside(text)
-                        elif section in places and info >> 4 != LOCAL:
-                            self._found[text] = symbols[-1]
-            for _, kind, _, _, offset, size, _, into, *_ in sections:
-                if kind == PLAIN_RELOCATIONS and into in places:
-                    raise Unknown("a relocation is of no known kind")
-                if kind != RELOCATIONS or into not in places:
-                    continue
-                for at, info, addend in RELOCATION.iter_unpack(content[offset : offset + size]):
-                    to = symbols[info >> 32]
-                    if info & 0xFFFFFFFF != ABSOLUTE or not to:
-                        raise Unknown("a relocation is of no known kind")
-                    place = places[into] + at
-                    image[place : place + 8] = (to + addend & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
-            ctypes.memmove(base, bytes(image), end)
-            for low, high, allowed in ((0, ends[0], READ | RUN), (ends[0], ends[1], READ)):
-                if high > low and _system().mprotect(base + low, high - low, allowed):
-                    # LLVM would not notice, and its code not run.
-                    reason = os.strerror(ctypes.get_errno())
-                    raise CompileError(f"the system lets this process make no code that runs: {reason}")
+            addresses = self._symbols(content, sections, places)
+            image = _linked(content, sections, places, addresses, self._size)
+            ctypes.memmove(self._address, image, self._size)
+            self._protect(*ends[:2])
         except BaseException:
             self.close()
             raise
+
+    def _symbols(self, content: bytes, sections: list[_Section], places: dict[int, int]) -> list[int]:
+        """The address of each symbol, 0 for what is nowhere in memory; functions for all are noted by name."""
+        addresses = []
+        for table in (s for s in sections if s.kind == SYMBOLS):
+            names = sections[table.link].offset
+            for name, info, _, section, value, _ in SYMBOL.iter_unpack(table.of(content)):
+                text = content[names + name : content.index(0, names + name)].decode()
+                address = 0
+                if section in places:
+                    address = self._address + places[section] + value
+                elif section == UNDEFINED and text:
+                    address = _outside(text)
+                addresses.append(address)
+                if section in places and info >> 4 != LOCAL:
+                    self._found[text] = address
+        return addresses
+
+    def _protect(self, code: int, constants: int) -> None:
+        """Let what lies before `code` run, and what follows up to `constants` only be read."""
+        for low, high, allowed in ((0, code, READ | RUN), (code, constants, READ)):
+            if high > low and _system().mprotect(self._address + low, high - low, allowed):
+                # LLVM would not notice, and its code not run.
+                reason = os.strerror(ctypes.get_errno())
+                raise CompileError(f"the system lets this process make no code that runs: {reason}")
+
+
+class _Section(NamedTuple):
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    align: int
+    each: int
+
+    def of(self, content: bytes) -> bytes:
+        """Its bytes in the file."""
+        if self.offset + self.size > len(content):
+            raise Unknown("it is damaged")
+        return content[self.offset : self.offset + self.size]
+
+
+def _sections(content: bytes) -> list[_Section]:
+    magic, kind, machine, _, _, _, at, _, _, _, _, each, count, _ = HEADER.unpack_from(content)
+    if not magic.startswith(MAGIC) or (kind, machine, each) != (OBJECT, X86_64, SECTION.size):
+        raise Unknown("it is no object file for x86-64")
+    return [_Section(*SECTION.unpack_from(content, at + i * each)) for i in range(count)]
+
+
+def _laid_out(sections: list[_Section]) -> tuple[dict[int, int], list[int]]:
+    """Where each section that is loaded lies, by number; and the ends of what runs, of what is only read and of what is
+    written, which come in this order, each on pages of its own.
+    """
+    page = os.sysconf("SC_PAGESIZE")
+    places: dict[int, int] = {}
+    ends = []
+    end = 0
+    for wanted in (EXECUTABLE, 0, WRITABLE):
+        for i, s in enumerate(sections):
+            if s.flags & LOADED and s.flags & (EXECUTABLE | WRITABLE) == wanted:
+                places[i] = end = -(-end // max(s.align, 1)) * max(s.align, 1)
+                end += s.size
+        end = -(-end // page) * page
+        ends.append(end)
+    for i, s in enumerate(sections):
+        if s.flags & LOADED and (i not in places or s.flags & THREAD_LOCAL or s.align > page):
+            raise Unknown("a section is of no known kind")
+    return places, ends
+
+
+def _linked(content: bytes, sections: list[_Section], places: dict[int, int], addresses: list[int], size: int) -> bytes:
+    """What memory shall hold: the sections, with the addresses that they ask for."""
+    image = bytearray(size)
+    for i, place in places.items():
+        if sections[i].kind != NOTHING_STORED:
+            image[place : place + sections[i].size] = sections[i].of(content)
+    for table in sections:
+        if table.info not in places or table.kind not in (RELOCATIONS, PLAIN_RELOCATIONS):
+            continue
+        if table.kind == PLAIN_RELOCATIONS:
+            raise Unknown("a relocation is of no known kind")
+        for at, info, addend in RELOCATION.iter_unpack(table.of(content)):
+            to = addresses[info >> 32]
+            if info & 0xFFFFFFFF != ABSOLUTE or not to or at + 8 > sections[table.info].size:
+                raise Unknown("a relocation is of no known kind")
+            place = places[table.info] + at
+            image[place : place + 8] = (to + addend & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "little")
+    return bytes(image)
 
 
 def _map(size: int) -> int:

@@ -11,7 +11,8 @@ from .ahead import tabulate as list_lines
 from .boxes import pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
-from .numbers import LINE, Numbers, interleave, size_of, transpose
+from .numbers import Numbers, interleave, size_of, transpose
+from .target import LINE
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")

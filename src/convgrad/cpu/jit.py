@@ -82,30 +82,24 @@ def host() -> tuple[str, str, str]:
 def load(ir: str, triple: str, cpu: str, features: str) -> Module:
     """Machine code for the IR, ready to be called: from memory, from disk, or compiled now."""
     key = digest(build(), triple, cpu, features, ir)
-    module = recall(key)
-    if module is not None:
-        return module
     with _lock:
         if _arch(triple) != _arch(host()[0]):
             raise CompileError(f"code for {triple} cannot be loaded on {host()[0]}")
-        module = recall(key)  # Another thread may have been here.
+        module = recall(key)
         if module is None:
             content = _compile(ir, triple, cpu, features)
             cache.put(key, content)
-            module = _place(key, content)
+            module = _placed(key, content)
         return module
 
 
 def recall(key: bytes) -> Module | None:
     """The code of a key, from memory or from disk."""
-    module = _loaded.get(key)
-    if module is not None:
-        return module
     with _lock:
         module = _loaded.get(key)
         if module is None:
             content = cache.get(key)
-            module = None if content is None else _place(key, content)
+            module = None if content is None else _placed(key, content)
         return module
 
 
@@ -133,22 +127,24 @@ def _compile(ir: str, triple: str, cpu: str, features: str) -> bytes:
     return llvm.emit_object(ir, triple, cpu, features)
 
 
-def _place(key: bytes, content: bytes) -> Module:
-    """An object file in memory, by our own loader where that works: LLVM takes 60 ms only to be loaded itself."""
+def _placed(key: bytes, content: bytes) -> Module:
+    """The module of an object file, which is in memory from now on."""
     while _dead:
         _dead.popleft().close()
-    code: Any = None
+    module = _loaded[key] = Module(key, _code(content))
+    return module
+
+
+def _code(content: bytes) -> Any:
+    """An object file in memory, by our own loader where that works: LLVM takes 60 ms only to be loaded itself."""
     if sys.platform == "linux":
         try:
-            code = elf.Image(content)
+            return elf.Image(content)
         except elf.Unknown:
-            code = None
-    if code is None:
-        from . import llvm
+            pass
+    from . import llvm
 
-        code = llvm.Engine(content)
-    module = _loaded[key] = Module(key, code)
-    return module
+    return llvm.Engine(content)
 
 
 @lru_cache(maxsize=1)

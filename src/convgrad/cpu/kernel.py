@@ -11,14 +11,13 @@ import numpy as np
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
 from . import jit, notes, threads
-from .target import Target
+from .target import LINE, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .nests import Made, Plan
 
-LINE = 64
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls
 
 

@@ -30,26 +30,23 @@ def host() -> tuple[str, str, str]:
 def emit_object(ir: str, triple: str, cpu: str, features: str) -> bytes:
     """The object file of the IR, for this kind of machine."""
     _start()
-    machine = _machine(triple, cpu, features, jit=True)
-    module = _optimized(ir, triple, machine)
-    try:
-        return bytes(machine.emit_object(module))
-    except RuntimeError as error:
-        raise CompileError(_first_lines("LLVM cannot compile the generated code", error)) from None
-    finally:
-        module.close()
-        machine.close()
+    return bytes(_emit("object", ir, triple, cpu, features))
 
 
 def emit_assembly(ir: str, triple: str, cpu: str, features: str) -> str:
     """Assembly text for any target that LLVM knows."""
     _start_all()
-    machine = _machine(triple, cpu, features, jit=False)
+    return str(_emit("assembly", ir, triple, cpu, features))
+
+
+def _emit(form: str, ir: str, triple: str, cpu: str, features: str) -> Any:
+    """The IR as an object file, which is to be loaded, or as assembly, which is to be read."""
+    machine = _machine(triple, cpu, features, jit=form == "object")
     module = _optimized(ir, triple, machine)
     try:
-        return str(machine.emit_assembly(module))
+        return machine.emit_object(module) if form == "object" else machine.emit_assembly(module)
     except RuntimeError as error:
-        raise CompileError(_first_lines("LLVM cannot emit assembly", error)) from None
+        raise CompileError(_first_lines(f"LLVM cannot write {form} code", error)) from None
     finally:
         module.close()
         machine.close()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from .ir import Function, Value, float_text, vector
 
-LINE = 64
 _STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
 _SIZES = {"float": 4, "double": 8, "i16": 2}
 

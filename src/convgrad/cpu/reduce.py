@@ -12,7 +12,8 @@ from .boxes import finish, pack, put, turn_back, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
-from .numbers import LINE, Numbers, interleave, size_of
+from .numbers import Numbers, interleave, size_of
+from .target import LINE
 from .tiles import Tile
 
 _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")

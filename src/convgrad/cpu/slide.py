@@ -14,7 +14,8 @@ from itertools import product
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Slide, Stretch
-from .numbers import LINE, Numbers, fma, size_of
+from .numbers import Numbers, fma, size_of
+from .target import LINE
 
 _PLACE = ("p:in", "p:weights", "p:out", "p:bias", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:from")
 

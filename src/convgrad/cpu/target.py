@@ -10,6 +10,8 @@ from functools import lru_cache
 
 from ..errors import UnsupportedError
 
+LINE = 64  # bytes of a cache line
+
 
 @dataclass(frozen=True)
 class Target:

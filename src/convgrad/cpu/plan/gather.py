@@ -11,8 +11,7 @@ from math import ceil, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
-from ..numbers import LINE
-from ..target import Target
+from ..target import LINE, Target
 from .machine import ROOM, TEAM, dots, half, most_vectors, shorter, streams, tile
 from .shape import (
     Axis,

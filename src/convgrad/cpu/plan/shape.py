@@ -12,7 +12,7 @@ from math import ceil
 
 from ...spec.problem import Ints, Problem
 from ..nests import Packed, Phase, Stretch, Walk
-from ..numbers import LINE
+from ..target import LINE
 
 AXES = 4
 
