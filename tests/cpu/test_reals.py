@@ -231,6 +231,8 @@ def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, targ
         "x {} n1 g3 cx5 cy7 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
         "x {} n2 g1 cx17 cy19 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
         "x {} n2 g1 cx18 cy3 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+        "x {} n2 g1 cx3 cy40 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
+        "x {} n1 g1 cx2 cy16 x15x15 w7x7 y8x8 s2x2 d1x1 p3x3",
     ],
 )
 def test_infinite_data_spoil_the_results_that_they_meet(text: str, layout: str, dtype: str, target: str) -> None:

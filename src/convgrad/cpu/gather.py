@@ -399,7 +399,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
             for i in range(0, len(plan.fold.table), each)
             for code in (*plan.fold.table[i : i + each], *[0] * (width - each))
         ]
-        with f.when(tile.spoilt()):
+        with f.when(tile.doubtful()):
             begin()
             run(None, m.table(f"{name}_masks", padded))
             tile.masks = []

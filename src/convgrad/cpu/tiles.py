@@ -25,21 +25,6 @@ class Tile:
             for place, value in zip(row, new, strict=True):
                 self.f.set(place, self.kind, value)
 
-    def spoilt(self) -> str:
-        """Whether a sum is infinite or NaN."""
-        f, total = self.f, "zeroinitializer"
-        for row in self.values():
-            for value in row:
-                total = fma(f, value, "zeroinitializer", total, self.lanes, self.sum)
-        return self._any_nan(total)
-
-    def _any_nan(self, value: str) -> str:
-        f, bits = self.f, vector(self.lanes, "i1")
-        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
-        f.module.declarations.add(f"declare i1 @{name}({bits})")
-        wrong = f.op(f"fcmp uno {self.kind} {value}, zeroinitializer")
-        return f.op(f"call i1 @{name}({bits} {wrong})")
-
     def doubtful(self) -> str:
         """Whether a sum may be NaN: one is, or two are infinities of different sign."""
         f = self.f
@@ -48,7 +33,11 @@ class Tile:
             halves = zip(sums[::2], sums[1::2], strict=False)
             odd = sums[-1:] if len(sums) % 2 else []
             sums = [f.op(f"fadd {self.kind} {a}, {b}") for a, b in halves] + odd
-        return self._any_nan(sums[0])
+        bits = vector(self.lanes, "i1")
+        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
+        f.module.declarations.add(f"declare i1 @{name}({bits})")
+        nan = f.op(f"fcmp uno {self.kind} {sums[0]}, zeroinitializer")
+        return f.op(f"call i1 @{name}({bits} {nan})")
 
     def values(self) -> list[list[str]]:
         """The sums as they stand."""
