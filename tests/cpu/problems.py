@@ -27,7 +27,7 @@ MOST = {"small": 2e7, "large": 4e8}  # floating-point operations
 
 
 def targets() -> dict[str, Target]:
-    """Machines to write code for, all of which run here.
+    """Machines to write code for, all of which run here. On some, a plan may use vectors of half the width.
 
     Made-up ones have a vector of 3 (1 of f64), tiles that no planner would choose, and caches so small that every
     problem is cut into chunks, boxes, parts and slices, asks for boxes ahead and writes its results past the caches.
@@ -39,6 +39,9 @@ def targets() -> dict[str, Target]:
         "native": host,
         "baseline": named("baseline"),
         "native in small caches": replace(host, **small),
+        "halves": replace(host, halves=True),
+        "halves in small caches": replace(host, halves=True, **small),
+        "without halves": replace(host, halves=False),
         "vector of 3": replace(host, width=12, tile=(5, 7)),
         "vector of 3 in small caches": replace(host, name="made up", width=12, tile=(2, 3), **small),
         "tile 3x2 in small caches": replace(host, tile=(3, 2), **small),
@@ -64,7 +67,8 @@ def invented(seed: int) -> Target:
     tile = (whole(1, 9), whole(1, 4)) if rng.random() < 0.7 else None
     caches = {"l1": int(256 * 2 ** rng.uniform(0, 8)), "l2": int(2048 * 2 ** rng.uniform(0, 10))}
     caches["l3"] = int(caches["l2"] * 2 ** rng.uniform(-4, 4))
-    return replace(base, name=base.name if whole(0, 1) else "made up", width=width, tile=tile, **caches)
+    name, halves = base.name if whole(0, 1) else "made up", bool(whole(0, 1))
+    return replace(base, name=name, width=width, halves=halves, tile=tile, **caches)
 
 
 def draw(rng: np.random.Generator, size: str = "small") -> Problem:

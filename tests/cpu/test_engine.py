@@ -171,6 +171,11 @@ def _slide(test: Callable[[Slide], bool]) -> Callable[[Plan], bool]:
     return lambda plan: isinstance(plan, Slide) and test(plan)
 
 
+def _narrow(plan: Plan) -> bool:
+    """Whether vectors are of half the width."""
+    return not isinstance(plan, Declined) and any(why.startswith("vectors of ") for why in plan.why)
+
+
 # What the problems of this file must walk, so that the tests above mean something.
 PATHS: dict[str, Callable[[Plan], bool]] = {
     "gather in place": _gather(lambda g: g.in_place),
@@ -259,6 +264,15 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "reduce with groups side by side": _reduce(lambda r: r.share is not None),
     "reduce with groups side by side, slices": _reduce(lambda r: r.share is not None and r.slices > 1),
     "runs of the band of x apart": _reduce(lambda r: any(len(p.offsets) > 1 for p in r.x_packs)),
+    "gather by vectors of half the width": _gather(lambda g: _narrow(g) and g.blocks > 1),
+    "gather by vectors of half the width, in pairs": _gather(lambda g: _narrow(g) and g.pairs),
+    "gather by vectors of half the width, few channels": _gather(lambda g: _narrow(g) and g.fold is not None),
+    "gather by vectors of half the width, side by side": _gather(lambda g: _narrow(g) and g.share is not None),
+    "reduce by vectors of half the width": _reduce(lambda r: _narrow(r) and not r.pairs),
+    "reduce by vectors of half the width, in pairs": _reduce(lambda r: _narrow(r) and r.pairs),
+    "reduce by vectors of half the width, side by side": _reduce(lambda r: _narrow(r) and r.share is not None),
+    "channels on their own, vectors of half the width": _slide(_narrow),
+    "rows of one channel, vectors of half the width": _plane(_narrow),
     "a tile of taps that is not full": _reduce(lambda r: r.share is not None and len(r.taps) % r.tap_step != 0),
 }
 

@@ -141,11 +141,11 @@ class Numbers:
 
     def _narrow_two(self, f: Function, low: str, high: str) -> str:
         """Two vectors of accumulators rounded to one of elements."""
-        if self.dtype == "bf16" and self.dots and self.lanes == 16:
-            name, rounded = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector(32, "bfloat")
+        if self.dtype == "bf16" and self.dots and self.lanes in (8, 16):
+            name, rounded = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.lanes}", vector(2 * self.lanes, "bfloat")
             f.module.declarations.add(f"declare {rounded} @{name}({self.vector}, {self.vector})")
             both = f.op(f"call {rounded} @{name}({self.vector} {high}, {self.vector} {low})")
-            return f.op(f"bitcast {rounded} {both} to {vector(32, 'i16')}")
+            return f.op(f"bitcast {rounded} {both} to {vector(2 * self.lanes, 'i16')}")
         kind = vector(self.lanes, self.storage)
         a, b = (self._narrow(f, value, self.lanes) for value in (low, high))
         return shuffle(f, kind, a, b, list(range(2 * self.lanes)))
@@ -179,8 +179,8 @@ class Numbers:
         if self.dtype == "f16" and self.half:
             halves = f.op(f"fptrunc {floats} {value} to {vector(lanes, 'half')}")
             return f.op(f"bitcast {vector(lanes, 'half')} {halves} to {shorts}")
-        if self.dtype == "bf16" and self.dots and lanes == 16:
-            name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(lanes, "bfloat")
+        if self.dtype == "bf16" and self.dots and lanes in (8, 16):
+            name, rounded = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * lanes}", vector(lanes, "bfloat")
             f.module.declarations.add(f"declare {rounded} @{name}({floats})")
             return f.op(f"bitcast {rounded} {f.op(f'call {rounded} @{name}({floats} {value})')} to {shorts}")
         raw = f.op(f"bitcast {floats} {value} to {words}")

@@ -11,16 +11,18 @@ from functools import lru_cache
 from ..errors import UnsupportedError
 
 LINE = 64  # bytes of a cache line
+HALVES = ("znver4",)  # CPUs with AVX-512 that compute 64 bytes in two steps of 32
 
 
 @dataclass(frozen=True)
 class Target:
     """A machine to write code for.
 
-    `width` is the vector width in bytes and `registers` how many vectors fit at once. `l1` and `l2` are the cache sizes
-    that blocks are cut for: the same everywhere, because sums are cut by them too, so that all machines of a level give
-    the same bits. Results beyond `l3` are written past it. `tile`, if given, overrules the planner's (rows, vectors) of
-    the register tile.
+    `width` is the vector width in bytes and `registers` how many vectors fit at once. `halves` says that a vector of
+    half the width takes half the time, so that a plan may use those. `l1` and `l2` are the cache sizes that blocks are
+    cut for: the same everywhere, because sums are cut by them too, so that machines with the same vectors give the same
+    bits. Results beyond `l3` are written past it. `tile`, if given, overrules the planner's (rows, vectors) of the
+    register tile.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Target:
     features: str
     width: int
     registers: int
+    halves: bool = False
     l1: int = 32 * 1024
     l2: int = 1024 * 1024
     l3: int = 16 * 1024 * 1024
@@ -37,6 +40,10 @@ class Target:
     def lanes(self, size: int) -> int:
         """How many elements of so many bytes a vector holds."""
         return max(1, self.width // size)
+
+    def halved(self) -> Target:
+        """The same machine with vectors of half the width."""
+        return replace(self, width=self.width // 2, halves=False)
 
 
 def _level(features: frozenset[str], triple: str) -> tuple[str, int, int]:
@@ -57,7 +64,8 @@ def native() -> Target:
 
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)
-    return Target(name, triple, cpu, features, width, registers, l3=_last_cache() or Target.l3)
+    halves = name == "avx512" and cpu in HALVES
+    return Target(name, triple, cpu, features, width, registers, halves, l3=_last_cache() or Target.l3)
 
 
 def _last_cache() -> int:
@@ -85,11 +93,11 @@ def named(name: str) -> Target:
     features = [f for f in host.features.split(",") if f]
     if name == "avx2" and x86 and host.name == "avx512":
         fewer = [f"-{f[1:]}" if f[1:].startswith(_AVX2_OUT) else f for f in features]
-        return replace(host, name="avx2", cpu="x86-64", features=",".join(fewer), width=32, registers=16)
+        return replace(host, name="avx2", cpu="x86-64", features=",".join(fewer), width=32, registers=16, halves=False)
     if name == "baseline":
         fewer = [] if x86 else features
         cpu = "x86-64" if x86 else host.cpu
-        return replace(host, name="baseline", cpu=cpu, features=",".join(fewer), width=16, registers=16)
+        return replace(host, name="baseline", cpu=cpu, features=",".join(fewer), width=16, registers=16, halves=False)
     raise UnsupportedError(
         f"CONVGRAD_TARGET={name!r} is not to be had here; this machine has native ({host.name}), "
         f"{'avx2, ' if host.name == 'avx512' else ''}baseline"

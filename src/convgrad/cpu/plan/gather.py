@@ -12,7 +12,20 @@ from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
 from ..target import LINE, Target
-from .machine import ROOM, TEAM, dots, half, most_vectors, shorter, streams, tile
+from .machine import (
+    NARROW,
+    ROOM,
+    TEAM,
+    dots,
+    fitted,
+    half,
+    most_vectors,
+    narrow_text,
+    row_steps,
+    shorter,
+    streams,
+    tile,
+)
 from .shape import (
     Axis,
     Shape,
@@ -83,11 +96,13 @@ class Planner:
         self.share: tuple[int, int] | None = None
         self.fold: Fold | None = None
         self.groups, self.in_total, self.out_total = p.g, cin, cout
-        if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout:
+        dotted = p.dtype == "bf16" and dots(self.target)
+        # A group that fills half a vector has one of its own, unless channels are together, which is as good in f32.
+        whole = 2 * cout == lanes and self.target.halves and (dotted or self.in_channel[1] != 1)
+        if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout and not whole:
             # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
             self.share, self.groups = (cin, cout), 1
             self.in_total, self.out_total = p.g * cin, p.g * cout
-            self.why.append(f"{lanes // cout} groups side by side in a vector")
         if p.g == 1 and 2 * cout <= lanes:
             most = self.target.tile[1] if self.target.tile else most_vectors(self.target)
             folded = _folded(self.shape, self.forward, cout, self.w_strides[1], self.out_channel[1], lanes, most)
@@ -97,12 +112,23 @@ class Planner:
                 self.forward = True
                 self.cout = self.out_total = prod(self.fold.factors) * cout
                 self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
-        self.rows, self.vectors = tile(self.target, lanes, self.out_total)
+        self.target = fitted(self.target, self._cost, NARROW[dotted and not self.share])
+        self.lanes = self.target.lanes(self.item)
+        if self.lanes < lanes:
+            self.why.append(narrow_text(self.lanes, self.out_total))
+        if self.share:
+            self.why.append(f"{self.lanes // cout} groups side by side in a vector")
+        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total)
         if self.share and not self.target.tile:
             self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
-        self.block = lanes * self.vectors
+        self.block = self.lanes * self.vectors
         self.blocks = ceil(self.out_total / self.block)
         self.taps = prod(a.k for a in self.shape.axes)
+
+    def _cost(self, target: Target, step: float) -> float:
+        """What a pixel costs with the vectors of a target, given what a step does."""
+        found, _ = row_steps(target, target.lanes(self.item), self.out_total)
+        return step * found
 
     def _cut_sums(self) -> None:
         """Channels that are summed in one go, so that their weights stay in the second-level cache."""

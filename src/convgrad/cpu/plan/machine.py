@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
 
+NARROW = {False: 1.05, True: 1.1}  # what two steps of half the width cost beside one, if not or if in pairs of bf16
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 
@@ -15,17 +17,41 @@ ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number
 def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     """(rows, vectors) of the register tile for so many channels in the lanes.
 
-    The accumulators, one vector of weights per column and one broadcast must fit in the registers. More vectors are
-    better, since each value that is broadcast then serves more products; the last block may have fewer.
+    The accumulators, one vector of weights per column and one broadcast must fit in the registers.
     """
     if target.tile:
         return target.tile
-    needed = ceil(channels / lanes)
-    most = most_vectors(target)
-    cost = {0: 0.0, 1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}  # of a step with so many
-    vectors = min(range(1, min(most, needed) + 1), key=lambda v: (needed // v * cost[v] + cost[needed % v], -v))
+    _, vectors = row_steps(target, lanes, channels)
     by_vectors = {4: 6, 3: 8, 2: 8, 1: 8} if target.registers >= 32 else {2: 6, 1: 8}
     return by_vectors[vectors], vectors
+
+
+def row_steps(target: Target, lanes: int, channels: int) -> tuple[float, int]:
+    """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
+
+    More are better, since each value that is broadcast then serves more products; the last block may have fewer.
+    """
+    needed = ceil(channels / lanes)
+    cost = {0: 0.0, 1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}  # of a step with so many
+    sizes = range(min(most_vectors(target), needed), 0, -1)
+    return min(((needed // v * cost[v] + cost[needed % v], v) for v in sizes), key=lambda found: found[0])
+
+
+def fitted(target: Target, cost: Callable[[Target, float], float], price: float) -> Target:
+    """The target, or the same with vectors of half the width if these take less time in all.
+
+    `cost` is asked what the work costs, given a target and what a step of it does. `price` is what two steps of half
+    the width cost beside one.
+    """
+    if not target.halves or target.tile:
+        return target
+    narrow = target.halved()
+    return narrow if cost(narrow, price / 2) < cost(target, 1.0) else target
+
+
+def narrow_text(lanes: int, channels: int) -> str:
+    """Why vectors of half the width are used."""
+    return f"vectors of {lanes}: {channels} channels fill them better than longer ones"
 
 
 def most_vectors(target: Target) -> int:
@@ -45,7 +71,7 @@ def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
 
 def dots(target: Target) -> bool:
     """Whether the machine multiplies and adds pairs of bf16."""
-    return target.width == 64 and "+avx512bf16" in target.features.split(",")
+    return target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
 
 
 def half(target: Target) -> bool:

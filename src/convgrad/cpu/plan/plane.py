@@ -24,9 +24,15 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
     axes = [Axis(1, 1)] * (AXES - p.rank)
     axes += spatial(p)
     item = DTYPES[p.dtype].accumulator.itemsize
-    lanes = target.lanes(item)
     out_sizes: Ints = tuple(a.y if forward else a.x for a in axes)
-    needed = ceil(out_sizes[2] / lanes)
+    lanes, width = target.lanes(item), out_sizes[2]
+    why = ["one image of one channel after another, pixels of a row in the lanes"]
+    # Vectors of half the width cross fewer lines of memory, which matters unless most of a row is in whole ones.
+    fewer = target.halves and not target.tile and (width % lanes > 0 or width == lanes)
+    if fewer and (width >= lanes // 2 or DTYPES[p.dtype].size == item):
+        lanes = target.halved().lanes(item)
+        why.append(f"vectors of {lanes}: they fill rows of {width} better than longer ones")
+    needed = ceil(width / lanes)
     few = [len(range(0, needed, v)) * v for v in range(1, 5)]
     vectors = target.tile[1] if target.tile else max(v for v in range(1, 5) if few[v - 1] == min(few))
     rows = target.tile[0] if target.tile else (16 if target.registers >= 32 else 8) // vectors
@@ -43,8 +49,8 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
         entries=tuple((o[0] - min(o), o[1] - o[0] if len(o) > 1 else 0) for o in found),
         taps=tap_offsets(tuple(axes)), w_step=p.w_strides[0], each=max(1, p.n * p.g // (16 * threads)),
         bias=p.bias_stride, accumulate=p.accumulate, half=half(target), threads=threads,
-        why=("one image of one channel after another, pixels of a row in the lanes",),
+        why=tuple(why),
     )  # fmt: skip
-    full = out_sizes[2] >= 0.5 * up(out_sizes[2], lanes)
+    full = width >= 0.5 * up(width, lanes)
     fits = made.sizes[".band"] * item <= target.l2 // 2
     return made if full and fits and 1 < prod(p.w) <= 128 and made.kernel[1] <= TALLEST else None

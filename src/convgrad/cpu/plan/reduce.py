@@ -13,7 +13,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import Target
-from .machine import ROOM, TEAM, dots, half, shorter, streams, tile
+from .machine import NARROW, ROOM, TEAM, dots, fitted, half, narrow_text, row_steps, shorter, streams, tile
 from .shape import (
     AXES,
     Axis,
@@ -110,10 +110,13 @@ class Planner:
         g, wy, wx = self.shape.w_channel
         dotted = p.dtype == "bf16" and dots(target)
         self.share: tuple[int, int] | None = None
-        self.groups = p.g
-        if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy:
+        self.groups, self.pairs = p.g, False
+        whole = 2 * p.cy == lanes and target.halves  # a group fills half a vector, and has one of its own
+        if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy and not whole:
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
+            target = fitted(target, lambda t, step: step * ceil(p.g * p.cy / t.lanes(self.item)), NARROW[False])
+            lanes = target.lanes(self.item)
             self.x_channel = (0, self.x_channel[1] if p.cx > 1 else self.x_channel[0])
             self.y_channel = (0, self.y_channel[1] if p.cy > 1 else self.y_channel[0])
             self.vectors = target.tile[1] if target.tile else 1
@@ -125,15 +128,44 @@ class Planner:
         else:
             if dotted and self.x_channel[1] == self.y_channel[1] == 1:
                 self.shape = _by_images(self.shape)
-            pairs_lie = dotted and "y" in _paired_in_place(self.shape.axes[-1])
-            self.row_side = "x" if self.turned is not None else _row_side(p, lanes, self.taps, wx == 1, pairs_lie)
-            self.crow, self.clane = (p.cx, p.cy) if self.row_side == "x" else (p.cy, p.cx)
+            self.pairs = dotted and self.shape.axes[-1].y > 1
+            if self.turned is None:
+                target = fitted(target, self._cost, NARROW[dotted])
+                lanes = target.lanes(self.item)
+            self.row_side = self._side(lanes)
+            self.crow, self.clane = self._channels(self.row_side)
             self.highest, self.vectors = tile(target, lanes, self.clane)
             self.rows = self._height(self.crow)
-        self.pairs = dotted and not self.share and self.shape.axes[-1].y > 1
+        if lanes < self.lanes:
+            self.why.append(narrow_text(lanes, self.clane))
+        self.target, self.lanes = target, lanes
         self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
         self.block = lanes * self.vectors
         self.blocks = ceil(self.clane / self.block)
+
+    def _side(self, lanes: int) -> str:
+        """Whose channels are the rows of the tile, with so many lanes in a vector."""
+        if self.turned is not None:
+            return "x"
+        _, _, wx = self.shape.w_channel
+        pairs_lie = self.p.dtype == "bf16" and dots(self.target) and "y" in _paired_in_place(self.shape.axes[-1])
+        return _row_side(self.p, lanes, self.taps, wx == 1, pairs_lie)
+
+    def _channels(self, row_side: str) -> tuple[int, int]:
+        """Channels in the rows and in the lanes, if the rows are of that side."""
+        return (self.p.cx, self.p.cy) if row_side == "x" else (self.p.cy, self.p.cx)
+
+    def _cost(self, target: Target, step: float) -> float:
+        """What a pixel of y costs with the vectors of a target, given what a step does: products, and packing."""
+        lanes = target.lanes(self.item)
+        side = self._side(lanes)
+        crow, clane = self._channels(side)
+        in_place, lanes_in_place = self._lie(side, lanes)
+        more = prod(a.x / a.y for a in self.shape.axes)  # pixels of x for one of y
+        rows, columns = (more, 1.0) if side == "x" else (1.0, more)
+        found, _ = row_steps(target, lanes, clane)
+        products = self.taps * crow * step * found / (2 if self.pairs else 1)
+        return products + COPY * (rows * crow * (not in_place) + columns * clane * (not lanes_in_place))
 
     def _height(self, channels: int) -> int:
         """Rows of the tile that fill it best with so many channels."""
@@ -146,21 +178,25 @@ class Planner:
 
     def _take_inputs(self) -> None:
         """Which side is read where it lies."""
-        p, last = self.p, self.shape.axes[-1]
-        x, y = (self.x_channel[1], last.x_step), (self.y_channel[1], last.y_step)
-        (channel, pixel), (lane_channel, _) = (x, y) if self.row_side == "x" else (y, x)
-        # Rows are broadcast an element at a time, and each tap meets only what lies inside: nothing need be packed if
-        # elements that are read one after another lie together.
-        together = 1 in (channel, pixel) or self.crow == 1
-        self.in_place = not self.share and DTYPES[p.dtype].numpy == self.sum_dtype and together
-        self.in_place = self.in_place or (self.pairs and self.row_side in _paired_in_place(last))
+        self.in_place, self.lanes_in_place = (False, False) if self.share else self._lie(self.row_side, self.lanes)
         if self.in_place:
             self.why.append(f"{self.row_side} is read in place: channels or pixels lie together, no conversion")
-        # With one tap the other side is read once for each tile of rows: packing it would not pay.
-        lanes_lie = self.taps == 1 and lane_channel == 1 and self.clane % self.lanes == 0
-        self.lanes_in_place = self.in_place and not self.pairs and self.turned is None and lanes_lie
         if self.lanes_in_place:
             self.why.append("so is the other side, whose channels fill whole vectors")
+
+    def _lie(self, row_side: str, lanes: int) -> tuple[bool, bool]:
+        """Whether the rows and the lanes can be read where they lie, if the rows are of that side."""
+        last, (crow, clane) = self.shape.axes[-1], self._channels(row_side)
+        x, y = (self.x_channel[1], last.x_step), (self.y_channel[1], last.y_step)
+        (channel, pixel), (lane_channel, _) = (x, y) if row_side == "x" else (y, x)
+        # Rows are broadcast an element at a time, and each tap meets only what lies inside: nothing need be packed if
+        # elements that are read one after another lie together.
+        exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
+        rows = exact and (1 in (channel, pixel) or crow == 1)
+        rows = rows or (self.pairs and row_side in _paired_in_place(last))
+        # With one tap the other side is read once for each tile of rows: packing it would not pay.
+        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0
+        return rows, rows and lanes_lie and not self.pairs and self.turned is None
 
     def _cut_pixels(self) -> None:
         """Boxes of pixels, and the parts of the sum: neither may depend on the number of threads."""

@@ -8,9 +8,10 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Slide, up
 from ..target import Target
-from .machine import half, streams
+from .machine import fitted, half, narrow_text, streams
 from .shape import AXES, simplify, tap_offsets, walks_of
 
+NARROW = 1.25  # what two vectors of half the width cost beside one
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
 
 
@@ -27,8 +28,14 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
         return None
     shape = simplify(p)
     forward = p.wanted != "x"
-    sum_dtype = DTYPES[p.dtype].accumulator
-    lanes = target.lanes(sum_dtype.itemsize)
+    item = DTYPES[p.dtype].accumulator.itemsize
+    why = ["each channel on its own, the input read where it lies"]
+    most = lanes = target.lanes(item)
+    if p.wanted != "w":
+        target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW)
+        lanes = target.lanes(item)
+    if lanes < most:
+        why.append(narrow_text(lanes, p.g))
     one = [1] * AXES
     walks = walks_of(shape.axes, forward, one, (False,) * AXES, True)
     taps = prod(a.k for a in shape.axes)
@@ -38,14 +45,14 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     band = max(1, min(counts[2], ceil(outer * counts[2] / (16 * threads))))
     stream = streams(p, target) and all(w.out_step % lanes == 0 for w in walks)
     # Slices must not depend on the number of threads.
-    slab = taps * up(p.g, lanes) * sum_dtype.itemsize
+    slab = taps * up(p.g, lanes) * item
     slices = max(1, min(outer * ceil(counts[2] / rows) // 2, 32, max(4, SLABS // slab)))
     return Slide(
-        wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if sum_dtype.itemsize == 4 else "double",
+        wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double",
         lanes=lanes, rows=rows, vectors=vectors, channels=p.g, walks=walks,
         in_sizes=tuple(a.x if forward else a.y for a in shape.axes),
         in_steps=tuple(a.x_step if forward else a.y_step for a in shape.axes),
         taps=tap_offsets(shape.axes), w_step=shape.w_channel[0], band=up(band, rows), slices=slices,
         bias=p.bias_stride, accumulate=p.accumulate, stream=stream, half=half(target), threads=threads,
-        why=("each channel on its own, the input read where it lies",),
+        why=tuple(why),
     )  # fmt: skip
