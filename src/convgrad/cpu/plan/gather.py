@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapreplace
 from itertools import pairwise, product
@@ -25,6 +25,7 @@ from .machine import (
     shorter,
     streams,
     tile,
+    widths,
 )
 from .shape import (
     Axis,
@@ -42,7 +43,7 @@ from .shape import (
 
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
-FOLD = 1.3  # results are folded if that saves so much
+FOLD = 1.2  # results are folded if that saves so much
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -103,16 +104,22 @@ class Planner:
             # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
             self.share, self.groups = (cin, cout), 1
             self.in_total, self.out_total = p.g * cin, p.g * cout
+        price = NARROW[dotted and not self.share]
         if p.g == 1 and 2 * cout <= lanes:
             most = self.target.tile[1] if self.target.tile else most_vectors(self.target)
-            folded = _folded(self.shape, self.forward, cout, self.w_strides[1], self.out_channel[1], lanes, most)
+            steps = (self.w_strides[1], self.out_channel[1])
+
+            def cost(channels: int) -> float:
+                return min(self._cost(*width, channels) for width in widths(self.target, price))
+
+            folded = _folded(self.shape, self.forward, cout, *steps, most * lanes // cout, cost)
             if folded is not None:
                 # From here on a gather like any other, of fewer pixels with more channels.
                 self.shape, self.fold = folded
                 self.forward = True
                 self.cout = self.out_total = prod(self.fold.factors) * cout
                 self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
-        self.target = fitted(self.target, self._cost, NARROW[dotted and not self.share])
+        self.target = fitted(self.target, lambda t, step: self._cost(t, step, self.out_total), price)
         self.lanes = self.target.lanes(self.item)
         if self.lanes < lanes:
             self.why.append(narrow_text(self.lanes, self.out_total))
@@ -125,9 +132,9 @@ class Planner:
         self.blocks = ceil(self.out_total / self.block)
         self.taps = prod(a.k for a in self.shape.axes)
 
-    def _cost(self, target: Target, step: float) -> float:
-        """What a pixel costs with the vectors of a target, given what a step does."""
-        found, _ = row_steps(target, target.lanes(self.item), self.out_total)
+    def _cost(self, target: Target, step: float, channels: int) -> float:
+        """What so many channels of a pixel cost with the vectors of a target, given what a step does."""
+        found, _ = row_steps(target, target.lanes(self.item), channels)
         return step * found
 
     def _cut_sums(self) -> None:
@@ -286,17 +293,23 @@ def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
 
 
 def _folded(
-    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, lanes: int, most: int
+    shape: Shape,
+    forward: bool,
+    channels: int,
+    w_step: int,
+    channel_step: int,
+    room: int,
+    cost: Callable[[int], float],
 ) -> tuple[Shape, Fold] | None:
     """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
 
     Results at q*factor + place, for all places, read the union of their inputs, around q*factor*stride (forward) or
-    q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input.
+    q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input. There is room for so
+    many results, and `cost` says what a row of the tile costs with so many channels.
     """
     units = [1 if forward else a.stride for a in shape.axes]
     if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
         return None
-    room = most * lanes // channels
     choices = [range(u, room + 1, u) if a.k > 1 else (1,) for a, u in zip(shape.axes, units, strict=True)]
 
     def reads(a: Axis, factor: int) -> list[int]:
@@ -305,12 +318,12 @@ def _folded(
     spans = [{c: reads(a, c) for c in choice} for a, choice in zip(shape.axes, choices, strict=True)]
 
     def steps(factors: Ints) -> float:
-        vectors = ceil(prod(factors) * channels / lanes)
-        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) * vectors / prod(factors)
+        count = prod(factors)
+        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) * cost(count * channels) / count
 
     fitting = [f for f in product(*choices) if prod(f) <= room]
     factors = min(fitting, key=steps, default=None)
-    plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True))
+    plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True)) * cost(channels)
     if factors is None or plain < FOLD * steps(factors):
         return None
     chosen = [span[c] for span, c in zip(spans, factors, strict=True)]

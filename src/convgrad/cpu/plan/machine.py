@@ -37,16 +37,21 @@ def row_steps(target: Target, lanes: int, channels: int) -> tuple[float, int]:
     return min(((needed // v * cost[v] + cost[needed % v], v) for v in sizes), key=lambda found: found[0])
 
 
-def fitted(target: Target, cost: Callable[[Target, float], float], price: float) -> Target:
-    """The target, or the same with vectors of half the width if these take less time in all.
+def widths(target: Target, price: float) -> list[tuple[Target, float]]:
+    """The target, and the same with vectors of half the width if it has them, each with what a step costs.
 
-    `cost` is asked what the work costs, given a target and what a step of it does. `price` is what two steps of half
-    the width cost beside one.
+    `price` is what two steps of half the width cost beside one.
     """
-    if not target.halves or target.tile:
-        return target
-    narrow = target.halved()
-    return narrow if cost(narrow, price / 2) < cost(target, 1.0) else target
+    narrow = [(target.halved(), price / 2)] if target.halves and not target.tile else []
+    return [(target, 1.0), *narrow]
+
+
+def fitted(target: Target, cost: Callable[[Target, float], float], price: float) -> Target:
+    """The target, or the same with vectors of half the width if the work costs less in all.
+
+    `cost` is asked what it costs, given a target and what a step does.
+    """
+    return min(widths(target, price), key=lambda width: cost(*width))[0]
 
 
 def narrow_text(lanes: int, channels: int) -> str:
