@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import ceil, prod
 
 from ...dtypes import DTYPES
@@ -14,27 +15,53 @@ TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 
 
-def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
-    """(rows, vectors) of the register tile for so many channels in the lanes.
+@dataclass(frozen=True)
+class Tiles:
+    """Register tiles, by the vectors in a row.
 
-    The accumulators, one vector of weights per column and one broadcast must fit in the registers.
+    The accumulators, one vector of weights per column and one broadcast must fit in the registers. More vectors are
+    better, since each value that is broadcast then serves more products; the last block of channels may have fewer.
     """
+
+    rows: dict[int, int]  # at most
+    cost: dict[int, float]  # of a step, in vectors
+    last: dict[int, float]  # of a step of the last block, if the others are wider
+    alone: float  # of a step if one vector is all there is
+
+
+WHOLE = Tiles({1: 8, 2: 8, 3: 8, 4: 6}, {1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}, {1: 1.25, 2: 2.1, 3: 3.03}, 1.05)
+FEW = Tiles({1: 8, 2: 6}, {1: 1.25, 2: 2.1}, {1: 1.25}, 1.25)  # with 16 registers
+HALF = Tiles(
+    {1: 8, 2: 8, 3: 8, 4: 6, 5: 5, 6: 4, 7: 3},
+    {1: 1.6, 2: 2.4, 3: 3.05, 4: 4.0, 5: 5.0, 6: 6.05, 7: 7.1},
+    {1: 1.8, 2: 2.3, 3: 3.05, 4: 4.0, 5: 5.05, 6: 6.1},
+    1.4,
+)
+
+
+def tiles(target: Target) -> Tiles:
+    """The tiles to choose from."""
+    return FEW if target.registers < 32 else HALF if target.half else WHOLE
+
+
+def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
+    """(rows, vectors) of the register tile for so many channels in the lanes."""
     if target.tile:
         return target.tile
     _, vectors = row_steps(target, lanes, channels)
-    by_vectors = {4: 6, 3: 8, 2: 8, 1: 8} if target.registers >= 32 else {2: 6, 1: 8}
-    return by_vectors[vectors], vectors
+    return tiles(target).rows[vectors], vectors
 
 
 def row_steps(target: Target, lanes: int, channels: int) -> tuple[float, int]:
-    """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
+    """The steps that a row of the tile takes for so many channels, and how many vectors go in one."""
+    needed, known = ceil(channels / lanes), tiles(target)
 
-    More are better, since each value that is broadcast then serves more products; the last block may have fewer.
-    """
-    needed = ceil(channels / lanes)
-    cost = {0: 0.0, 1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}  # of a step with so many
-    sizes = range(min(most_vectors(target), needed), 0, -1)
-    return min(((needed // v * cost[v] + cost[needed % v], v) for v in sizes), key=lambda found: found[0])
+    def steps(vectors: int) -> float:
+        return needed // vectors * known.cost[vectors] + known.last.get(needed % vectors, 0.0)
+
+    found = [(steps(v), -v) for v in known.cost if v <= needed]
+    cost, vectors = min(found)
+    return known.alone if needed == 1 else cost, -vectors
 
 
 def widths(target: Target, price: float) -> list[tuple[Target, float]]:
@@ -61,17 +88,17 @@ def narrow_text(lanes: int, channels: int) -> str:
 
 def most_vectors(target: Target) -> int:
     """Vectors that a tile may have in a row."""
-    return 4 if target.registers >= 32 else 2
+    return max(tiles(target).cost)
 
 
 def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     """What a tile of fewer rows than there might be costs: each vector of columns that is loaded serves fewer products.
 
-    With 32 registers and three or four vectors, four rows are as good as more.
+    With 32 registers and more than two vectors, four rows are as good as more.
     """
     if target.registers < 32:
         return 1 + 0.03 * (rows - height)
-    return 1.0 if vectors > 2 and height >= 4 else 1 + 0.005 * (rows - height)
+    return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
 
 
 def dots(target: Target) -> bool:
