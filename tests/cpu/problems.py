@@ -94,6 +94,8 @@ def _draw(rng: np.random.Generator) -> Problem:
         return _draw_points(rng)
     if kind < 0.26:
         return _draw_rows(rng)
+    if kind < 0.32:
+        return _draw_stems(rng)
     rank = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         axes = [_usual_axis(rng, rank) for _ in range(rank)]
@@ -140,6 +142,19 @@ def _draw_rows(rng: np.random.Generator) -> Problem:
     elif rng.random() < 0.3:
         cx, cy = cy, cx
     return _problem(rng, axes, int(rng.integers(1, 5)), g, cx, cy)
+
+
+def _draw_stems(rng: np.random.Generator) -> Problem:
+    """So few channels on a side that neighbouring results share a vector."""
+    rank = int(rng.integers(1, 4))
+    axes = []
+    for _ in range(rank):
+        k, s, d = int(rng.integers(1, 8)), int(rng.choice([1, 1, 2, 3, 4])), int(rng.choice([1, 1, 1, 2, 3]))
+        x = int(rng.integers(*((20, 200), (8, 40), (4, 16))[rank - 1]))
+        axes.append(_axis(rng, x, k, s, d, int(rng.integers(0, k + 1)), int(rng.integers(0, k + 1))))
+    few, more = int(rng.integers(1, 9)), int(rng.choice([1, 3, 8, 17, 40]))
+    cx, cy = (few, more) if rng.random() < 0.5 else (more, few)
+    return _problem(rng, axes, int(rng.integers(1, 3)), 1, cx, cy)
 
 
 def _draw_large(rng: np.random.Generator) -> Problem:

@@ -44,6 +44,7 @@ from .shape import (
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 FOLD = 1.2  # results are folded if that saves so much
+FOLDED = 16 << 20  # bytes that the weights of folded results may take
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -112,7 +113,8 @@ class Planner:
             def cost(channels: int) -> float:
                 return min(self._cost(*width, channels) for width in widths(self.target, price))
 
-            folded = _folded(self.shape, self.forward, cout, *steps, most * lanes // cout, cost)
+            taps = FOLDED // (most * lanes * cin * self.item)
+            folded = _folded(self.shape, self.forward, cout, *steps, most * lanes // cout, taps, cost)
             if folded is not None:
                 # From here on a gather like any other, of fewer pixels with more channels.
                 self.shape, self.fold = folded
@@ -293,35 +295,39 @@ def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
 
 
 def _folded(
-    shape: Shape,
-    forward: bool,
-    channels: int,
-    w_step: int,
-    channel_step: int,
-    room: int,
+    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, room: int, taps: int,
     cost: Callable[[int], float],
-) -> tuple[Shape, Fold] | None:
+) -> tuple[Shape, Fold] | None:  # fmt: skip
     """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
 
     Results at q*factor + place, for all places, read the union of their inputs, around q*factor*stride (forward) or
     q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input. There is room for so
-    many results, and `cost` says what a row of the tile costs with so many channels.
+    many results, and for the weights of so many taps. `cost` says what a row of the tile costs with so many channels.
     """
     units = [1 if forward else a.stride for a in shape.axes]
     if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
         return None
-    choices = [range(u, room + 1, u) if a.k > 1 else (1,) for a, u in zip(shape.axes, units, strict=True)]
+    wanted = [a.y if forward else a.x for a in shape.axes]
 
     def reads(a: Axis, factor: int) -> list[int]:
         return sorted({at for place in range(factor) for at in _reached(a, forward, place)})
 
-    spans = [{c: reads(a, c) for c in choice} for a, choice in zip(shape.axes, choices, strict=True)]
+    def even(span: list[int]) -> bool:
+        return len({high - low for low, high in pairwise(span)}) <= 1
+
+    spans = []
+    for a, unit in zip(shape.axes, units, strict=True):
+        found = {factor: reads(a, factor) for factor in (range(unit, room + 1, unit) if a.k > 1 else (1,))}
+        spans.append({factor: span for factor, span in found.items() if even(span)})
+
+    def met(factors: Ints) -> int:
+        return prod(len(span[f]) for span, f in zip(spans, factors, strict=True))
 
     def steps(factors: Ints) -> float:
-        count = prod(factors)
-        return prod(len(span[c]) for span, c in zip(spans, factors, strict=True)) * cost(count * channels) / count
+        rounds = prod(ceil(n / f) for n, f in zip(wanted, factors, strict=True))  # some lanes may have no result there
+        return met(factors) * cost(prod(factors) * channels) * rounds / prod(wanted)
 
-    fitting = [f for f in product(*choices) if prod(f) <= room]
+    fitting = [f for f in product(*spans) if prod(f) <= room and met(f) <= taps]
     factors = min(fitting, key=steps, default=None)
     plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True)) * cost(channels)
     if factors is None or plain < FOLD * steps(factors):
@@ -329,18 +335,16 @@ def _folded(
     chosen = [span[c] for span, c in zip(spans, factors, strict=True)]
     axes = []
     for a, factor, at in zip(shape.axes, factors, chosen, strict=True):
-        gaps = {high - low for low, high in pairwise(at)} or {1}
-        if len(gaps) > 1:
-            return None
+        gap = at[1] - at[0] if len(at) > 1 else 1
         sizes = (a.x, ceil(a.y / factor)) if forward else (a.y, ceil(a.x / factor))
         stride = factor * a.stride if forward else factor // a.stride
         in_step, out_step = (a.x_step, a.y_step) if forward else (a.y_step, a.x_step)
-        axes.append(Axis(*sizes, len(at), stride, gaps.pop(), -at[0], in_step, 0, out_step * factor))
+        axes.append(Axis(*sizes, len(at), stride, gap, -at[0], in_step, 0, out_step * factor))
     table = []
     for where in product(*chosen):
         for places in product(*map(range, factors)):
-            taps = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
-            here = None if None in taps else sum(k * a.w_step for k, a in zip(taps, shape.axes, strict=True) if k)
+            mine = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
+            here = None if None in mine else sum(k * a.w_step for k, a in zip(mine, shape.axes, strict=True) if k)
             table += [0 if here is None else 2 * (here + c * w_step) + 1 for c in range(channels)]
     sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
     steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
