@@ -384,10 +384,18 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
             add = tile.paired if plan.pairs else tile.broadcast
             marks = [f.at(masks, f.add(f.mul(number, width), v * plan.lanes), "i64") for v in columns] if masks else []
             tile.masks = [out.marked(f, at) for at in marks]
-            with f.loop(0, count) as c:
+
+            def step(c: Value) -> None:
                 if fetch is not None:
                     fetch.step()
                 add(moved(f, here, f.mul(c, plan.width), plan.unit), f.at(panel, f.mul(c, width), plan.sum), align)
+
+            if plan.unrolled:
+                for c in range(plan.cin // plan.width):
+                    step(c)
+                return
+            with f.loop(0, count) as each:
+                step(each)
 
     begin()
     run(fetch, "")

@@ -220,6 +220,7 @@ class Gather(Nest):
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
     pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction
     chunk: int  # channels summed in one go
+    unrolled: bool  # all of them are written out in the tile, without a loop
     walks: tuple[Walk, ...]
     packs: tuple[Packed, ...]
     in_place: bool

@@ -45,6 +45,7 @@ LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the s
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
+UNROLLED = 64  # products of one vector with so few channels and rows take no longer than the loop over them
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -99,8 +100,7 @@ class Planner:
         self.fold: Fold | None = None
         self.groups, self.in_total, self.out_total = p.g, cin, cout
         dotted = p.dtype == "bf16" and dots(self.target)
-        # A group that fills half a vector has one of its own, unless channels are together, which is as good in f32.
-        whole = 2 * cout == lanes and self.target.halves and (dotted or self.in_channel[1] != 1)
+        whole = 2 * cout == lanes and self.target.halves  # a group fills half a vector, and has one of its own
         if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout and not whole:
             # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
             self.share, self.groups = (cin, cout), 1
@@ -273,16 +273,18 @@ class Planner:
         if not self.in_place:
             steps = [e * self.pitch for e in entry_steps(self.packs)]
         phases, meetings = phases_of(self.shape.axes, self.walks, steps)
+        few = self.cin * self.rows <= (2 if self.pairs else 1) * UNROLLED
+        unrolled = few and self.vectors == 1 and self.chunk == self.cin and not share
         return Gather(
             wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double",
             lanes=self.lanes, rows=self.rows, short=self.short, vectors=self.vectors, groups=self.groups, run=self.run,
             cin=share[0] if share else self.cin + self.odd, given=share[0] if share else self.cin, cout=self.out_total,
-            share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, walks=self.walks,
-            packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch, in_channel=self.in_channel,
-            out_channel=self.out_channel, w_strides=self.w_strides, taps=tap_offsets(self.shape.axes),
-            meetings=meetings, phases=phases, block_groups=self.block_groups, own=self.own, ahead=self.ahead,
-            stream=self.stream, fold=self.fold, bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target),
-            threads=self.threads, why=tuple(self.why),
+            share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, unrolled=unrolled,
+            walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
+            in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
+            taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
+            own=self.own, ahead=self.ahead, stream=self.stream, fold=self.fold, bias=p.bias_stride,
+            accumulate=p.accumulate, half=half(self.target), threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
 
 

@@ -94,10 +94,13 @@ def most_vectors(target: Target) -> int:
 def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     """What a tile of fewer rows than there might be costs: each vector of columns that is loaded serves fewer products.
 
-    With 32 registers and more than two vectors, four rows are as good as more.
+    With 32 registers and more than two vectors, four rows are as good as more. Eight vectors of half the width are
+    computed at a time: fewer take as long.
     """
     if target.registers < 32:
         return 1 + 0.03 * (rows - height)
+    if target.half and vectors == 1:
+        return rows / height if height else 1.0
     return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
 
 
