@@ -41,6 +41,7 @@ GROUPS = {
     "1D": "1D, stride, dilation or neither",
     "3D": "3D",
     "transposed": "transposed, any rank",
+    "uneven": "dense, with channels that are no multiple of 16",
     "depthwise": "one channel per group",
     "grouped": "several groups of several channels",
     "stem": "few channels on one side",
@@ -58,6 +59,7 @@ _CONVNEXT = "ConvNeXt-T (Liu et al. 2022)"
 _RESNEXT = "ResNeXt-50 32x4d (Xie et al. 2016)"
 _DCGAN = "DCGAN generator (Radford et al. 2015)"
 _HIFIGAN = "HiFi-GAN V1 generator, segments of 8192 samples (Kong et al. 2020)"
+_HRNET = "HRNet-W18 (Wang et al. 2019), 224 input"
 _UNET3D = "3D U-Net (Çiçek et al. 2016)"
 
 LAYERS = (
@@ -118,12 +120,18 @@ LAYERS = (
     Layer("t-unet-2x2", "transposed", "mb4ic128oc64ih64oh128kh2sh2ph0", "U-Net, last up-convolution, 128x128 patches"),
     Layer("t-hifigan-k16-s8", "transposed", "mb16ic512oc256iw32ow256kw16sw8pw4", f"{_HIFIGAN}, first upsampling"),
     Layer("t-unet3d-2x2x2", "transposed", "mb4ic128oc128id8od16kd2sd2pd0", f"{_UNET3D}, up-convolution"),
+    Layer("hrnet-3x3-18", "uneven", "mb8ic18oc18ih56kh3ph1", f"{_HRNET}, first branch"),
+    Layer("hrnet-3x3-36", "uneven", "mb16ic36oc36ih28kh3ph1", f"{_HRNET}, second branch"),
+    Layer("efficientnet2-3x3-24", "uneven", "mb4ic24oc24ih112kh3ph1", "EfficientNetV2-S, Fused-MBConv1"),
+    Layer("mobilenet-1x1-24-144", "uneven", "mb16ic24oc144ih56kh1ph0", f"{_MOBILENET}, expansion at 56x56"),
+    Layer("efficientnet-1x1-40-240", "uneven", "mb16ic40oc240ih28kh1ph0", f"{_EFFICIENT}, expansion at 28x28"),
     Layer("mobilenet-dw3x3", "depthwise", "g144mb8ic144oc144ih56kh3ph1", f"{_MOBILENET}, depthwise at 56x56"),
     Layer("mobilenet-dw3x3s2", "depthwise", "g144mb16ic144oc144ih56oh28kh3sh2ph1", f"{_MOBILENET}, depthwise to 28x28"),
     Layer("efficientnet-dw5x5", "depthwise", "g672mb16ic672oc672ih14kh5ph2", f"{_EFFICIENT}, stage 5"),
     Layer("convnext-dw7x7", "depthwise", "g96mb8ic96oc96ih56kh7ph3", f"{_CONVNEXT}, stage 1"),
     Layer("resnext-g32-128", "grouped", "g32mb8ic128oc128ih56kh3ph1", f"{_RESNEXT}, layer1 conv2"),
     Layer("resnext-g32-512", "grouped", "g32mb16ic512oc512ih14kh3ph1", f"{_RESNEXT}, layer3 conv2"),
+    Layer("resnext101-g32-256", "grouped", "g32mb4ic256oc256ih56kh3ph1", "ResNeXt-101 32x8d (2016), layer1 conv2"),
     Layer("regnet-g4-192", "grouped", "g4mb8ic192oc192ih28kh3ph1", "RegNetX-3.2GF (Radosavovic et al. 2020), stage 2"),
     Layer("resnet-stem", "stem", "mb4ic3oc64ih224oh112kh7sh2ph3", f"{_RESNET}, conv1"),
     Layer("vgg-stem", "stem", "mb4ic3oc64ih224kh3ph1", f"{_VGG}, conv1_1"),
