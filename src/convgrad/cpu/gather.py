@@ -386,15 +386,17 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
             tile.masks = [out.marked(f, at) for at in marks]
 
             def step(c: Value) -> None:
-                if fetch is not None:
-                    fetch.step()
                 add(moved(f, here, f.mul(c, plan.width), plan.unit), f.at(panel, f.mul(c, width), plan.sum), align)
 
             if plan.unrolled:
                 for c in range(plan.cin // plan.width):
+                    if fetch is not None and c * len(plan.taps) < fetch.ahead.each:
+                        fetch.step()
                     step(c)
                 return
             with f.loop(0, count) as each:
+                if fetch is not None:
+                    fetch.step()
                 step(each)
 
     begin()
