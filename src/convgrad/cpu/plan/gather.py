@@ -46,6 +46,7 @@ SECOND = 0.005  # a second tile takes time to compile: it must save this share o
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
 UNROLLED = 64  # products of one vector with so few channels and rows take no longer than the loop over them
+SMALL = 128  # pixels of a small image
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -439,13 +440,16 @@ def _cut(
         box[i] = longest(count[i], fits)
         if box[i] < count[i]:
             break
+    def enough(i: int) -> bool:
+        boxes = groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True))
+        # In the corners of small images, a pixel has only those of other images beside it in a tile.
+        small = any(a.k > 1 for a in axes) and prod(count) <= SMALL * count[i]
+        together = small and axes[i].plain and box[i] <= 4
+        return boxes >= 3 * threads or (together and boxes == 2 * threads)
+
     # Enough boxes that every thread has work to the end.
     for i in range(len(axes)):
-        while (
-            groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) < 3 * threads
-            and box[i] > 1
-            and prod(box) >= 8 * rows
-        ):
+        while not enough(i) and box[i] > 1 and prod(box) >= 8 * rows:
             box[i] = ceil(box[i] / 2)
     return _evened(count, box, groups, threads)
 
