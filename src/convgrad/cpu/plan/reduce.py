@@ -12,7 +12,7 @@ from math import ceil, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
-from ..target import Target
+from ..target import LINE, Target
 from .machine import NARROW, ROOM, TEAM, dots, fitted, half, narrow_text, row_steps, shorter, streams, tile
 from .shape import (
     AXES,
@@ -193,6 +193,8 @@ class Planner:
         # elements that are read one after another lie together.
         exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
         rows = exact and (1 in (channel, pixel) or crow == 1)
+        if channel == 1 and self.groups > 1 and self.taps > 1 and crow == clane == LINE // (2 * self.item):
+            rows = False  # half of each line would be used, and lines far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: packing it would not pay.
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0
