@@ -55,6 +55,17 @@ NAMED = {
     "few channels, a stride as wide as the kernel": "x bf16 n2 g1 cx3 cy5 x19x20 w4x4 y5x5 s4x4 d1x1 p0x0 x@nxc y@nxc",
     "few channels, forwards": "y f16 n2 g1 cx20 cy1 x21x20 w3x3 y21x20 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio bias",
     "few channels, forwards, dilated": "y f64 n2 g1 cx20 cy2 x21x20 w3x3 y21x20 s1x1 d2x2 p2x2 accumulate",
+    "few channels in seven vectors of half the width": "x f32 n4 g1 cx1 cy64 x28x28 w7x7 y4x4 s7x7 d1x1 p0x0",
+    "the same, channels together": "x f32 n4 g1 cx2 cy16 x25x25 w5x5 y5x5 s5x5 d1x1 p0x0 x@nxc y@nxc",
+    "the same in pairs": "x bf16 n4 g1 cx6 cy16 x27x27 w3x3 y9x9 s3x3 d1x1 p0x0",
+    "the same in f64": "x f64 n4 g1 cx3 cy16 x27x27 w3x3 y9x9 s3x3 d1x1 p0x0",
+    "the same, a long kernel": "y f32 n4 g1 cx8 cy6 x9 w33 y9 s1 d1 p16",
+    "groups of half a vector": "x f32 n2 g5 cx8 cy8 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+    "groups of half a vector, in pairs": "y bf16 n2 g5 cx8 cy8 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc bias",
+    "groups of half a vector, weights": "w f32 n2 g5 cx8 cy8 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "five vectors of half the width": "x f32 n2 g1 cx40 cy20 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+    "five vectors of half the width, weights": "w bf16 n2 g1 cx40 cy40 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+    "small images": "x f32 n32 g1 cx20 cy30 x7x7 w5x5 y7x7 s1x1 d1x1 p2x2 x@nxc y@nxc",
     "few channels, sums in chunks": "x f32 n1 g1 cx3 cy1500 x9x9 w5x5 y9x9 s1x1 d1x1 p2x2 x@nxc y@nxc",
     "an odd number of channels, of each kind": "x bf16 n2 g1 cx20 cy35 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
     "an odd number of channels, far apart": "y bf16 n2 g1 cx33 cy20 x6x6 w3x3 y4x4 s1x1 d1x1 p0x0 x@9504,0,8,48,288",
@@ -134,7 +145,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("target", ["native", "vector of 3", "native in small caches"])
+@pytest.mark.parametrize("target", ["halves", "without halves", "vector of 3", "native in small caches"])
 def test_sizes_with_a_reason(target: str) -> None:
     declined, failures = run(target, list(NAMED.values()))
     assert not failures, "\n".join(failures)
@@ -282,12 +293,17 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
 
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
-    """The plans of all problems above; with pairs, even where this machine has none."""
-    paired = replace(TARGETS["native"], width=64, features=TARGETS["native"].features + ",+avx512bf16")
+    """The plans of all problems above; with pairs and vectors of half the width, even where this machine has none."""
+    features = TARGETS["native"].features + ",+avx512bf16"
+    paired = replace(TARGETS["native"], width=64, registers=32, features=features, halves=False)
+    halves = replace(paired, halves=True)
     small = TARGETS["native in small caches"]
-    machines: list[Target] = [paired if name == "native" else t for name, t in TARGETS.items()]
+    machines: list[Target] = [
+        paired if name == "native" else halves if name == "halves" else t for name, t in TARGETS.items()
+    ]
     drawn = [(numbered(i * EACH + j), t) for i, t in enumerate(machines) for j in range(min(EACH, 25))]
-    named = [(Problem.parse(text), t) for text in NAMED.values() for t in (paired, TARGETS["vector of 3"], small)]
+    all_of_them = (paired, halves, TARGETS["vector of 3"], small)
+    named = [(Problem.parse(text), t) for text in NAMED.values() for t in all_of_them]
     return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
 
 

@@ -36,6 +36,8 @@ class Layout:
 
 def write(plan: Gather) -> str:
     """The IR of a kernel for this plan."""
+    if plan.fold is not None and plan.blocks > 1:
+        raise ValueError("folded results must be in one block of channels")
     return str(_Kernel(plan).module)
 
 
@@ -390,7 +392,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
 
             if plan.unrolled:
                 for c in range(plan.cin // plan.width):
-                    if fetch is not None and c * len(plan.taps) < fetch.ahead.each:
+                    if fetch is not None and c * len(plan.taps) < fetch.ahead.each * fetch.ahead.pause:
                         fetch.step()
                     step(c)
                 return

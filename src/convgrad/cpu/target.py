@@ -19,10 +19,10 @@ class Target:
     """A machine to write code for.
 
     `width` is the vector width in bytes and `registers` how many vectors fit at once. `halves` says that a vector of
-    half the width takes half the time, so that a plan may use those; `half`, that these are such. `l1` and `l2` are the
-    cache sizes that blocks are cut for: the same everywhere, because sums are cut by them too, so that machines with
-    the same vectors give the same bits. Results beyond `l3` are written past it. `tile`, if given, overrules the
-    planner's (rows, vectors) of the register tile.
+    half the width takes half the time, so that a plan may use those; `narrow`, that these are such. `l1` and `l2` are
+    the cache sizes that blocks are cut for: the same everywhere, because sums are cut by them too, so that machines
+    with the same vectors and `halves` give the same bits. Results beyond `l3` are written past it. `tile`, if given,
+    overrules the planner's (rows, vectors) of the register tile.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Target:
     width: int
     registers: int
     halves: bool = False
-    half: bool = False
+    narrow: bool = False
     l1: int = 32 * 1024
     l2: int = 1024 * 1024
     l3: int = 16 * 1024 * 1024
@@ -42,9 +42,14 @@ class Target:
         """How many elements of so many bytes a vector holds."""
         return max(1, self.width // size)
 
+    @property
+    def narrows(self) -> bool:
+        """Whether a plan may use vectors of half the width."""
+        return self.halves and self.tile is None
+
     def halved(self) -> Target:
         """The same machine with vectors of half the width."""
-        return replace(self, width=self.width // 2, halves=False, half=True)
+        return replace(self, width=self.width // 2, halves=False, narrow=True)
 
 
 def _level(features: frozenset[str], triple: str) -> tuple[str, int, int]:

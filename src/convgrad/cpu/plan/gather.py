@@ -14,6 +14,7 @@ from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
 from ..target import LINE, Target
 from .machine import (
     NARROW,
+    NARROW_PAIRS,
     ROOM,
     TEAM,
     dots,
@@ -22,9 +23,13 @@ from .machine import (
     most_vectors,
     narrow_text,
     row_steps,
+    shared_steps,
+    shares,
     shorter,
     streams,
     tile,
+    whole_steps,
+    whole_tile,
     widths,
 )
 from .shape import (
@@ -45,7 +50,7 @@ LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the s
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
-UNROLLED = 64  # products of one vector with so few channels and rows take no longer than the loop over them
+UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
 SMALL = 128  # pixels of a small image
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
@@ -101,18 +106,17 @@ class Planner:
         self.fold: Fold | None = None
         self.groups, self.in_total, self.out_total = p.g, cin, cout
         dotted = p.dtype == "bf16" and dots(self.target)
-        whole = 2 * cout == lanes and self.target.halves  # a group fills half a vector, and has one of its own
-        if p.g > 1 and cout < lanes and lanes % cout == 0 and cin <= cout and not whole:
-            # Few channels in a group: lanes hold several groups, and each lane picks the inputs of its own.
+        if shares(self.target, lanes, p.g, cin, cout):
             self.share, self.groups = (cin, cout), 1
             self.in_total, self.out_total = p.g * cin, p.g * cout
-        price = NARROW[dotted and not self.share]
+        price = NARROW_PAIRS if dotted and not self.share else NARROW
         if p.g == 1 and 2 * cout <= lanes:
             most = self.target.tile[1] if self.target.tile else most_vectors(self.target)
             steps = (self.w_strides[1], self.out_channel[1])
 
             def cost(channels: int) -> float:
-                return min(self._cost(*width, channels) for width in widths(self.target, price))
+                found = ((whole_steps(t, t.lanes(self.item), channels), step) for t, step in widths(self.target, price))
+                return min(step * steps for steps, step in found)
 
             taps = FOLDED // (most * lanes * cin * self.item)
             folded = _folded(self.shape, self.forward, cout, *steps, most * lanes // cout, taps, cost)
@@ -122,23 +126,28 @@ class Planner:
                 self.forward = True
                 self.cout = self.out_total = prod(self.fold.factors) * cout
                 self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
-        self.target = fitted(self.target, lambda t, step: self._cost(t, step, self.out_total), price)
+        self.target = fitted(self.target, self._cost, price)
         self.lanes = self.target.lanes(self.item)
         if self.lanes < lanes:
             self.why.append(narrow_text(self.lanes, self.out_total))
         if self.share:
             self.why.append(f"{self.lanes // cout} groups side by side in a vector")
-        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total)
+        chosen = tile if self.fold is None else whole_tile  # folded results are in one block
+        self.rows, self.vectors = chosen(self.target, self.lanes, self.out_total)
         if self.share and not self.target.tile:
             self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
         self.block = self.lanes * self.vectors
         self.blocks = ceil(self.out_total / self.block)
         self.taps = prod(a.k for a in self.shape.axes)
 
-    def _cost(self, target: Target, step: float, channels: int) -> float:
-        """What so many channels of a pixel cost with the vectors of a target, given what a step does."""
-        found, _ = row_steps(target, target.lanes(self.item), channels)
-        return step * found
+    def _cost(self, target: Target, step: float) -> float:
+        """What a pixel costs with the vectors of a target, given what a step does."""
+        lanes = target.lanes(self.item)
+        if self.share:
+            return step * shared_steps(target, lanes, self.out_total, self.cout)
+        if self.fold is not None:
+            return step * whole_steps(target, lanes, self.out_total)
+        return step * row_steps(target, lanes, self.out_total)[0]
 
     def _cut_sums(self) -> None:
         """Channels that are summed in one go, so that their weights stay in the second-level cache."""
@@ -230,14 +239,14 @@ class Planner:
         weights = self.taps * self.cin * self.out_total * self.size
         sums = self.boxes * (prod(self.region) + self.lanes) * self.block * self.item if self.chunk < self.cin else 0
         strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
-        widths = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
+        blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
         self.own = (
             not (self.in_place or self.share or self.fold)
             and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
             and weights > self.target.l2
             and sums <= ROOM
             and self.groups * blocks >= 2 * threads
-            and _lost(self.groups * widths, threads) < 0.05
+            and _lost(self.groups * blocks_wide, threads) < 0.05
         )
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
@@ -312,16 +321,21 @@ def _folded(
         return None
     wanted = [a.y if forward else a.x for a in shape.axes]
 
-    def reads(a: Axis, factor: int) -> list[int]:
-        return sorted({at for place in range(factor) for at in _reached(a, forward, place)})
-
     def even(span: list[int]) -> bool:
         return len({high - low for low, high in pairwise(span)}) <= 1
 
-    spans = []
+    reached: list[list[dict[int, int]]] = []  # for each axis and place
+    spans: list[dict[int, list[int]]] = []
     for a, unit in zip(shape.axes, units, strict=True):
-        found = {factor: reads(a, factor) for factor in (range(unit, room + 1, unit) if a.k > 1 else (1,))}
-        spans.append({factor: span for factor, span in found.items() if even(span)})
+        reached.append([_reached(a, forward, place) for place in range(room // unit * unit if a.k > 1 else 1)])
+        reads: set[int] = set()
+        spans.append({})
+        for factor, here in enumerate(reached[-1], start=1):
+            reads.update(here)
+            if len(reads) > taps:
+                break
+            if factor % unit == 0 and even(span := sorted(reads)):
+                spans[-1][factor] = span
 
     def met(factors: Ints) -> int:
         return prod(len(span[f]) for span, f in zip(spans, factors, strict=True))
@@ -346,9 +360,9 @@ def _folded(
     table = []
     for where in product(*chosen):
         for places in product(*map(range, factors)):
-            mine = [_reached(a, forward, place).get(at) for a, place, at in zip(shape.axes, places, where, strict=True)]
-            here = None if None in mine else sum(k * a.w_step for k, a in zip(mine, shape.axes, strict=True) if k)
-            table += [0 if here is None else 2 * (here + c * w_step) + 1 for c in range(channels)]
+            mine = [there[place].get(at) for there, place, at in zip(reached, places, where, strict=True)]
+            tap = None if None in mine else sum(k * a.w_step for k, a in zip(mine, shape.axes, strict=True) if k)
+            table += [0 if tap is None else 2 * (tap + c * w_step) + 1 for c in range(channels)]
     sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
     steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
     fold = Fold(factors, sizes_out, steps_out, channels, channel_step, tuple(table))
@@ -440,16 +454,19 @@ def _cut(
         box[i] = longest(count[i], fits)
         if box[i] < count[i]:
             break
-    def enough(i: int) -> bool:
-        boxes = groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True))
-        # In the corners of small images, a pixel has only those of other images beside it in a tile.
-        small = any(a.k > 1 for a in axes) and prod(count) <= SMALL * count[i]
-        together = small and axes[i].plain and box[i] <= 4
-        return boxes >= 3 * threads or (together and boxes == 2 * threads)
+
+    def number(box: Sequence[int]) -> int:
+        return groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True))
 
     # Enough boxes that every thread has work to the end.
-    for i in range(len(axes)):
-        while not enough(i) and box[i] > 1 and prod(box) >= 8 * rows:
+    for i, axis in enumerate(axes):
+        # In the corners of small images, a pixel has only those of other images beside it in a tile.
+        small = axis.plain and any(a.k > 1 for a in axes) and prod(count) <= SMALL * count[i]
+        several = [*box[:i], min(box[i], 4), *box[i + 1 :]]
+        if small and box[i] > 1 and number(box) < 3 * threads and number(several) >= 2 * threads:
+            box = several
+            break
+        while number(box) < 3 * threads and box[i] > 1 and prod(box) >= 8 * rows:
             box[i] = ceil(box[i] / 2)
     return _evened(count, box, groups, threads)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
 
-NARROW = {False: 1.05, True: 1.1}  # what two steps of half the width cost beside one, if not or if in pairs of bf16
+NARROW, NARROW_PAIRS, NARROW_SLIDE = 1.05, 1.1, 1.25  # what two steps of half the width cost beside one
 TEAM = 4  # work is cut for so many threads at least
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 
@@ -41,7 +41,7 @@ HALF = Tiles(
 
 def tiles(target: Target) -> Tiles:
     """The tiles to choose from."""
-    return FEW if target.registers < 32 else HALF if target.half else WHOLE
+    return FEW if target.registers < 32 else HALF if target.narrow else WHOLE
 
 
 def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
@@ -64,12 +64,43 @@ def row_steps(target: Target, lanes: int, channels: int) -> tuple[float, int]:
     return known.alone if needed == 1 else cost, -vectors
 
 
+def whole_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
+    """The tile that has so many channels in one block."""
+    if target.tile:
+        return target.tile
+    vectors = ceil(channels / lanes)
+    return tiles(target).rows[vectors], vectors
+
+
+def whole_steps(target: Target, lanes: int, channels: int) -> float:
+    """The steps that a row takes if all channels are in one block: without end where there is no such tile."""
+    needed = ceil(channels / lanes)
+    if target.tile:
+        return needed if needed <= target.tile[1] else inf
+    known = tiles(target)
+    return known.alone if needed == 1 else known.cost.get(needed, inf)
+
+
+def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int) -> bool:
+    """Whether groups have so few channels that several share a vector, each lane picking the inputs of its own.
+
+    One that fills a vector of half the width has it to itself.
+    """
+    alone = target.narrows and 2 * outputs == lanes
+    return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
+
+
+def shared_steps(target: Target, lanes: int, channels: int, outputs: int) -> float:
+    """The vectors that groups of so many channels side by side take: without end where they do not fit."""
+    return ceil(channels / lanes) if lanes % outputs == 0 else inf
+
+
 def widths(target: Target, price: float) -> list[tuple[Target, float]]:
     """The target, and the same with vectors of half the width if it has them, each with what a step costs.
 
     `price` is what two steps of half the width cost beside one.
     """
-    narrow = [(target.halved(), price / 2)] if target.halves and not target.tile else []
+    narrow = [(target.halved(), price / 2)] if target.narrows else []
     return [(target, 1.0), *narrow]
 
 
@@ -99,7 +130,7 @@ def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     """
     if target.registers < 32:
         return 1 + 0.03 * (rows - height)
-    if target.half and vectors == 1:
+    if target.narrow and vectors == 1:
         return rows / height if height else 1.0
     return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
 

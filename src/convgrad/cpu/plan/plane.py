@@ -27,11 +27,12 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
     out_sizes: Ints = tuple(a.y if forward else a.x for a in axes)
     lanes, width = target.lanes(item), out_sizes[2]
     why = ["one image of one channel after another, pixels of a row in the lanes"]
-    # Vectors of half the width cross fewer lines of memory, which matters unless most of a row is in whole ones.
-    fewer = target.halves and not target.tile and (width % lanes > 0 or width == lanes)
-    if fewer and (width >= lanes // 2 or DTYPES[p.dtype].size == item):
+    # Measured: vectors of half the width, which cross fewer lines of memory, are quicker unless a row is two or more
+    # whole ones.
+    shorter = target.narrows and (width % lanes > 0 or width == lanes)
+    if shorter and (width >= lanes // 2 or DTYPES[p.dtype].size == item):
         lanes = target.halved().lanes(item)
-        why.append(f"vectors of {lanes}: they fill rows of {width} better than longer ones")
+        why.append(f"vectors of {lanes}: in rows of {width} they cross fewer lines of memory than longer ones")
     needed = ceil(width / lanes)
     few = [len(range(0, needed, v)) * v for v in range(1, 5)]
     vectors = target.tile[1] if target.tile else max(v for v in range(1, 5) if few[v - 1] == min(few))

@@ -13,7 +13,22 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import LINE, Target
-from .machine import NARROW, ROOM, TEAM, dots, fitted, half, narrow_text, row_steps, shorter, streams, tile
+from .machine import (
+    NARROW,
+    NARROW_PAIRS,
+    ROOM,
+    TEAM,
+    dots,
+    fitted,
+    half,
+    narrow_text,
+    row_steps,
+    shared_steps,
+    shares,
+    shorter,
+    streams,
+    tile,
+)
 from .shape import (
     AXES,
     Axis,
@@ -111,11 +126,13 @@ class Planner:
         dotted = p.dtype == "bf16" and dots(target)
         self.share: tuple[int, int] | None = None
         self.groups, self.pairs = p.g, False
-        whole = 2 * p.cy == lanes and target.halves  # a group fills half a vector, and has one of its own
-        if p.g > 1 and p.cy < lanes and lanes % p.cy == 0 and p.cx <= p.cy and not whole:
+        longer = lanes
+        if shares(target, lanes, p.g, p.cx, p.cy):
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
-            target = fitted(target, lambda t, step: step * ceil(p.g * p.cy / t.lanes(self.item)), NARROW[False])
+            target = fitted(
+                target, lambda t, step: step * shared_steps(t, t.lanes(self.item), self.clane, p.cy), NARROW
+            )
             lanes = target.lanes(self.item)
             self.x_channel = (0, self.x_channel[1] if p.cx > 1 else self.x_channel[0])
             self.y_channel = (0, self.y_channel[1] if p.cy > 1 else self.y_channel[0])
@@ -130,13 +147,13 @@ class Planner:
                 self.shape = _by_images(self.shape)
             self.pairs = dotted and self.shape.axes[-1].y > 1
             if self.turned is None:
-                target = fitted(target, self._cost, NARROW[dotted])
-                lanes = target.lanes(self.item)
+                target = fitted(target, self._cost, NARROW_PAIRS if dotted else NARROW)
+                self.target, lanes = target, target.lanes(self.item)
             self.row_side = self._side(lanes)
             self.crow, self.clane = self._channels(self.row_side)
             self.highest, self.vectors = tile(target, lanes, self.clane)
             self.rows = self._height(self.crow)
-        if lanes < self.lanes:
+        if lanes < longer:
             self.why.append(narrow_text(lanes, self.clane))
         self.target, self.lanes = target, lanes
         self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
@@ -193,7 +210,8 @@ class Planner:
         # elements that are read one after another lie together.
         exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
         rows = exact and (1 in (channel, pixel) or crow == 1)
-        if channel == 1 and self.groups > 1 and self.taps > 1 and crow == clane == LINE // (2 * self.item):
+        eight = lanes == crow == clane == LINE // (2 * self.item) and self.target.registers >= 32
+        if channel == 1 and self.groups > 1 and self.taps > 1 and eight:
             rows = False  # half of each line would be used, and lines far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: packing it would not pay.

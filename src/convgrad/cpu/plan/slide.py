@@ -8,10 +8,9 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Slide, up
 from ..target import Target
-from .machine import fitted, half, narrow_text, streams
+from .machine import NARROW_SLIDE, fitted, half, narrow_text, streams
 from .shape import AXES, simplify, tap_offsets, walks_of
 
-NARROW = 1.25  # what two vectors of half the width cost beside one
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
 
 
@@ -32,7 +31,7 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     why = ["each channel on its own, the input read where it lies"]
     most = lanes = target.lanes(item)
     if p.wanted != "w":
-        target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW)
+        target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW_SLIDE)
         lanes = target.lanes(item)
     if lanes < most:
         why.append(narrow_text(lanes, p.g))
