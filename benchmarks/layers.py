@@ -41,7 +41,7 @@ GROUPS = {
     "1D": "1D, stride, dilation or neither",
     "3D": "3D",
     "transposed": "transposed, any rank",
-    "uneven": "dense, with channels that are no multiple of 16",
+    "uneven": "more dense ones, with channels that are no multiple of 16",
     "depthwise": "one channel per group",
     "grouped": "several groups of several channels",
     "stem": "few channels on one side",
