@@ -392,7 +392,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
 
             if plan.unrolled:
                 for c in range(plan.cin // plan.width):
-                    if fetch is not None and c * len(plan.taps) < fetch.ahead.each * fetch.ahead.pause:
+                    if fetch is not None and c < fetch.ahead.asking(len(plan.taps)):
                         fetch.step()
                     step(c)
                 return

@@ -74,6 +74,10 @@ class Ahead:
             pause *= 2
         return pause
 
+    def asking(self, taps: int) -> int:
+        """Steps of each of so many taps that suffice to ask for all lines of a slice."""
+        return ceil(self.each * self.pause / taps)
+
     @property
     def slices(self) -> Ints:
         """Slices of each region."""

@@ -28,8 +28,6 @@ from .machine import (
     shorter,
     streams,
     tile,
-    whole_steps,
-    whole_tile,
     widths,
 )
 from .shape import (
@@ -111,15 +109,15 @@ class Planner:
             self.in_total, self.out_total = p.g * cin, p.g * cout
         price = NARROW_PAIRS if dotted and not self.share else NARROW
         if p.g == 1 and 2 * cout <= lanes:
-            most = self.target.tile[1] if self.target.tile else most_vectors(self.target)
-            steps = (self.w_strides[1], self.out_channel[1])
 
             def cost(channels: int) -> float:
-                found = ((whole_steps(t, t.lanes(self.item), channels), step) for t, step in widths(self.target, price))
-                return min(step * steps for steps, step in found)
+                choices = widths(self.target, price)
+                return min(step * row_steps(t, t.lanes(self.item), channels, together=True)[0] for t, step in choices)
 
-            taps = FOLDED // (most * lanes * cin * self.item)
-            folded = _folded(self.shape, self.forward, cout, *steps, most * lanes // cout, taps, cost)
+            room = most_vectors(self.target) * lanes
+            limits = (room // cout, FOLDED // (room * cin * self.item))
+            steps = (self.w_strides[1], self.out_channel[1])
+            folded = _folded(self.shape, self.forward, cout, *steps, *limits, cost)
             if folded is not None:
                 # From here on a gather like any other, of fewer pixels with more channels.
                 self.shape, self.fold = folded
@@ -128,12 +126,11 @@ class Planner:
                 self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
         self.target = fitted(self.target, self._cost, price)
         self.lanes = self.target.lanes(self.item)
-        if self.lanes < lanes:
+        if self.target.narrow:
             self.why.append(narrow_text(self.lanes, self.out_total))
         if self.share:
             self.why.append(f"{self.lanes // cout} groups side by side in a vector")
-        chosen = tile if self.fold is None else whole_tile  # folded results are in one block
-        self.rows, self.vectors = chosen(self.target, self.lanes, self.out_total)
+        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total, together=self.fold is not None)
         if self.share and not self.target.tile:
             self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
         self.block = self.lanes * self.vectors
@@ -144,10 +141,8 @@ class Planner:
         """What a pixel costs with the vectors of a target, given what a step does."""
         lanes = target.lanes(self.item)
         if self.share:
-            return step * shared_steps(target, lanes, self.out_total, self.cout)
-        if self.fold is not None:
-            return step * whole_steps(target, lanes, self.out_total)
-        return step * row_steps(target, lanes, self.out_total)[0]
+            return step * shared_steps(lanes, self.out_total, self.cout)
+        return step * row_steps(target, lanes, self.out_total, together=self.fold is not None)[0]
 
     def _cut_sums(self) -> None:
         """Channels that are summed in one go, so that their weights stay in the second-level cache."""
@@ -363,9 +358,8 @@ def _folded(
             mine = [there[place].get(at) for there, place, at in zip(reached, places, where, strict=True)]
             tap = None if None in mine else sum(k * a.w_step for k, a in zip(mine, shape.axes, strict=True) if k)
             table += [0 if tap is None else 2 * (tap + c * w_step) + 1 for c in range(channels)]
-    sizes_out = tuple(a.y if forward else a.x for a in shape.axes)
     steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
-    fold = Fold(factors, sizes_out, steps_out, channels, channel_step, tuple(table))
+    fold = Fold(factors, tuple(wanted), steps_out, channels, channel_step, tuple(table))
     return replace(shape, axes=tuple(axes)), fold
 
 

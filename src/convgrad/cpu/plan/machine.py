@@ -41,44 +41,36 @@ HALF = Tiles(
 
 def tiles(target: Target) -> Tiles:
     """The tiles to choose from."""
+    if target.tile:
+        rows, vectors = target.tile
+        every = {v: float(v) for v in range(1, vectors + 1)}
+        return Tiles(dict.fromkeys(every, rows), every, every, 1.0)
     return FEW if target.registers < 32 else HALF if target.narrow else WHOLE
 
 
-def tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
-    """(rows, vectors) of the register tile for so many channels in the lanes."""
+def tile(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[int, int]:
+    """(rows, vectors) of the register tile for so many channels in the lanes, all in one block if `together`."""
     if target.tile:
         return target.tile
-    _, vectors = row_steps(target, lanes, channels)
+    _, vectors = row_steps(target, lanes, channels, together=together)
     return tiles(target).rows[vectors], vectors
 
 
-def row_steps(target: Target, lanes: int, channels: int) -> tuple[float, int]:
-    """The steps that a row of the tile takes for so many channels, and how many vectors go in one."""
+def row_steps(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[float, int]:
+    """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
+
+    `together` wants all channels in one block; where there is no such tile, that takes steps without end.
+    """
     needed, known = ceil(channels / lanes), tiles(target)
+    if needed == 1:
+        return known.alone, 1
 
     def steps(vectors: int) -> float:
         return needed // vectors * known.cost[vectors] + known.last.get(needed % vectors, 0.0)
 
-    found = [(steps(v), -v) for v in known.cost if v <= needed]
-    cost, vectors = min(found)
-    return known.alone if needed == 1 else cost, -vectors
-
-
-def whole_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
-    """The tile that has so many channels in one block."""
-    if target.tile:
-        return target.tile
-    vectors = ceil(channels / lanes)
-    return tiles(target).rows[vectors], vectors
-
-
-def whole_steps(target: Target, lanes: int, channels: int) -> float:
-    """The steps that a row takes if all channels are in one block: without end where there is no such tile."""
-    needed = ceil(channels / lanes)
-    if target.tile:
-        return needed if needed <= target.tile[1] else inf
-    known = tiles(target)
-    return known.alone if needed == 1 else known.cost.get(needed, inf)
+    fitting = [v for v in known.cost if v == needed or (v < needed and not together)]
+    cost, vectors = min(((steps(v), -v) for v in fitting), default=(inf, 0))
+    return cost, -vectors
 
 
 def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int) -> bool:
@@ -90,7 +82,7 @@ def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int) -
     return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
 
 
-def shared_steps(target: Target, lanes: int, channels: int, outputs: int) -> float:
+def shared_steps(lanes: int, channels: int, outputs: int) -> float:
     """The vectors that groups of so many channels side by side take: without end where they do not fit."""
     return ceil(channels / lanes) if lanes % outputs == 0 else inf
 

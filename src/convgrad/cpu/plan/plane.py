@@ -28,7 +28,7 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
     lanes, width = target.lanes(item), out_sizes[2]
     why = ["one image of one channel after another, pixels of a row in the lanes"]
     # Measured: vectors of half the width, which cross fewer lines of memory, are quicker unless a row is two or more
-    # whole ones.
+    # whole ones; rows of less than one of them are quicker by another nest where they must be converted.
     shorter = target.narrows and (width % lanes > 0 or width == lanes)
     if shorter and (width >= lanes // 2 or DTYPES[p.dtype].size == item):
         lanes = target.halved().lanes(item)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
@@ -121,44 +121,43 @@ class Planner:
 
     def _fill_lanes(self) -> None:
         """Whose channels the rows and the lanes of the tile hold, and whether pixels are taken in pairs."""
-        p, target, lanes = self.p, self.target, self.lanes
+        p = self.p
         g, wy, wx = self.shape.w_channel
-        dotted = p.dtype == "bf16" and dots(target)
+        dotted = p.dtype == "bf16" and dots(self.target)
         self.share: tuple[int, int] | None = None
         self.groups, self.pairs = p.g, False
-        longer = lanes
-        if shares(target, lanes, p.g, p.cx, p.cy):
+        if shares(self.target, self.lanes, p.g, p.cx, p.cy):
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
-            target = fitted(
-                target, lambda t, step: step * shared_steps(t, t.lanes(self.item), self.clane, p.cy), NARROW
-            )
-            lanes = target.lanes(self.item)
+            self._fit(lambda t, step: step * shared_steps(t.lanes(self.item), self.clane, p.cy), NARROW)
             self.x_channel = (0, self.x_channel[1] if p.cx > 1 else self.x_channel[0])
             self.y_channel = (0, self.y_channel[1] if p.cy > 1 else self.y_channel[0])
-            self.vectors = target.tile[1] if target.tile else 1
-            most = 14 if target.registers >= 32 else 9
+            self.vectors = self.target.tile[1] if self.target.tile else 1
+            most = 14 if self.target.registers >= 32 else 9
             step = max(1, most // self.vectors // p.cx)
             step = ceil(self.taps / ceil(self.taps / step))
             self.rows = step * p.cx
-            self.why.append(f"{lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
+            self.why.append(f"{self.lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
         else:
             if dotted and self.x_channel[1] == self.y_channel[1] == 1:
                 self.shape = _by_images(self.shape)
             self.pairs = dotted and self.shape.axes[-1].y > 1
             if self.turned is None:
-                target = fitted(target, self._cost, NARROW_PAIRS if dotted else NARROW)
-                self.target, lanes = target, target.lanes(self.item)
-            self.row_side = self._side(lanes)
+                self._fit(self._cost, NARROW_PAIRS if dotted else NARROW)
+            self.row_side = self._side(self.lanes)
             self.crow, self.clane = self._channels(self.row_side)
-            self.highest, self.vectors = tile(target, lanes, self.clane)
+            self.highest, self.vectors = tile(self.target, self.lanes, self.clane)
             self.rows = self._height(self.crow)
-        if lanes < longer:
-            self.why.append(narrow_text(lanes, self.clane))
-        self.target, self.lanes = target, lanes
+        if self.target.narrow:
+            self.why.append(narrow_text(self.lanes, self.clane))
         self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
-        self.block = lanes * self.vectors
+        self.block = self.lanes * self.vectors
         self.blocks = ceil(self.clane / self.block)
+
+    def _fit(self, cost: Callable[[Target, float], float], price: float) -> None:
+        """Take vectors of the width with which the work costs least."""
+        self.target = fitted(self.target, cost, price)
+        self.lanes = self.target.lanes(self.item)
 
     def _side(self, lanes: int) -> str:
         """Whose channels are the rows of the tile, with so many lanes in a vector."""

@@ -29,11 +29,10 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     forward = p.wanted != "x"
     item = DTYPES[p.dtype].accumulator.itemsize
     why = ["each channel on its own, the input read where it lies"]
-    most = lanes = target.lanes(item)
     if p.wanted != "w":
         target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW_SLIDE)
-        lanes = target.lanes(item)
-    if lanes < most:
+    lanes = target.lanes(item)
+    if target.narrow:
         why.append(narrow_text(lanes, p.g))
     one = [1] * AXES
     walks = walks_of(shape.axes, forward, one, (False,) * AXES, True)
