@@ -237,6 +237,17 @@ def test_folded_results_have_their_own_weights(target: str) -> None:
     assert found > 40
 
 
+def test_groups_side_by_side_are_whole_in_each_vector() -> None:
+    found = 0
+    for width, groups, channels, wanted in product(range(8, 68, 4), range(2, 8), range(1, 9), "yw"):
+        p = Problem.parse(f"{wanted} f32 n1 g{groups} cx{channels} cy{channels} x9x9 w3x3 y5x5 s2x2 d1x1 p1x1")
+        plan = make_plan(p, replace(TARGETS["halves"], width=width), 2)
+        if isinstance(plan, Gather | Reduce) and plan.share is not None:
+            found += 1
+            assert plan.lanes % plan.share[1] == 0, (width, p)
+    assert found > 40
+
+
 def test_a_channel_on_its_own_meets_each_tap_where_it_lies() -> None:
     for text in (
         "y f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",
