@@ -4,11 +4,11 @@ unpacked after it. Padding, layout and dtype are dealt with here and nowhere els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-from .ir import Function, Module, Value
+from .ir import Function, Module, Value, vector
 from .nests import Packed
 from .numbers import Numbers, interleave, shuffle, size_of, transpose
 from .target import LINE
@@ -31,8 +31,8 @@ def pack(
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
     of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
-    always the same. With `join`, of channels that lie together, entries are pairs: see `_joined_run`. `blank` has the
-    rest of a last vector of channels, where vectors are copied, hold zeros.
+    always the same. With `join` entries are pairs: see `_joined_run` if channels lie together, `_paired_run` if pixels
+    do. `blank` has the rest of a last vector of channels, where vectors are copied, hold zeros.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
@@ -40,21 +40,12 @@ def pack(
         run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank)
         width = axes[-1].extent * pitch
     else:
-        run = _joined_run(m, f"{name}_run", n, axes[-1], pitch, known, *join)
+        if channel_step == 1:
+            run = _joined_run(m, f"{name}_run", n, axes[-1], pitch, known, *join)
+        else:
+            run = _paired_run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear)
         width = axes[-1].extent // join[1] * pitch * 2
-    steps = [1, 1, 1]
-    for i in (1, 0):
-        steps[i] = steps[i + 1] * axes[i + 1].extent
-    with f.loop(0, axes[0].extent) as e0, f.loop(0, axes[1].extent) as e1, f.loop(0, axes[2].extent) as e2:
-        offset: Value = 0
-        inside = ""
-        row: Value = 0
-        for entry, axis, start, step, index in zip((e0, e1, e2), axes, starts, steps, range(3), strict=False):
-            at = _coordinate(m, f, f"{name}_{index}", axis, start, entry)
-            ok = f.test("ult", at, axis.size)
-            inside = ok if not inside else f.both(inside, ok)
-            offset = f.add(offset, f.mul(at, axis.stride))
-            row = f.add(row, f.mul(entry, step))
+    with _rows(m, f, name, axes, starts) as (row, inside, offset):
         to = f.at(band, f.mul(row, width), n.sum)
         branch = f.either(inside)
         start_row = f.at(source, offset, n.storage)
@@ -69,6 +60,76 @@ def pack(
                 f.call(run, start_row, segment, f.add(starts[3], shift), channels)
         f.otherwise(branch)
         f.call(clear, to, width)
+        f.join(branch)
+    return f
+
+
+@contextmanager
+def _rows(
+    m: Module, f: Function, name: str, axes: Sequence[Packed], starts: Sequence[Value]
+) -> Iterator[tuple[Value, str, Value]]:
+    """Walk over the rows of a band: gives which it is, whether it lies in the tensor, and elements to where it does."""
+    steps = [1, 1, 1]
+    for i in (1, 0):
+        steps[i] = steps[i + 1] * axes[i + 1].extent
+    with f.loop(0, axes[0].extent) as e0, f.loop(0, axes[1].extent) as e1, f.loop(0, axes[2].extent) as e2:
+        offset: Value = 0
+        inside = ""
+        row: Value = 0
+        for entry, axis, start, step, index in zip((e0, e1, e2), axes, starts, steps, range(3), strict=False):
+            at = _coordinate(m, f, f"{name}_{index}", axis, start, entry)
+            ok = f.test("ult", at, axis.size)
+            inside = ok if not inside else f.both(inside, ok)
+            offset = f.add(offset, f.mul(at, axis.stride))
+            row = f.add(row, f.mul(entry, step))
+        yield row, inside, offset
+
+
+def string(
+    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
+    first: int | None,
+) -> Function:  # fmt: skip
+    """A function that packs a box channel by channel: (tensor, band, start coordinate of each axis, channels).
+
+    The band is [channels][pitch], with the entries of the axes in front; whole vectors of it are written, and up to a
+    vector beyond its end. Entries outside the tensor become zeros. Along the last axis pixels lie together in the
+    tensor; `first` is where it starts, if that is always the same.
+    """
+    f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
+    source, band, *starts, channels = f.args
+    last = axes[-1]
+    begin: Value = starts[3] if first is None else first
+    wide = replace(n, lanes=n.lanes * last.step)
+    every = [i * last.step for i in range(n.lanes)]
+    with f.loop(0, channels) as c, _rows(m, f, name, axes, starts) as (row, inside, offset):
+        to = f.at(band, f.add(f.mul(c, pitch), f.mul(row, last.extent)), n.sum)
+        start_row = f.at(source, f.add(f.mul(c, channel_step), offset), n.storage)
+
+        def move(i: Value, to: str, start: Value, start_row: str = start_row) -> None:
+            at = f.add(start, f.mul(i, last.step))
+            value = wide.load(f, f.at(start_row, at, n.storage), wide.window(f, f.sub(0, at), f.sub(last.size, at)))
+            value = value if last.step == 1 else shuffle(f, wide.vector, value, value, every)
+            f.store(value, f.at(to, i, n.sum), n.vector, size_of(n.sum))
+
+        def run(to: str, start: Value) -> None:
+            if last.count <= 8 * n.lanes:
+                for i in range(0, last.count, n.lanes):
+                    move(i, to, start)
+                return
+            with f.loop(0, last.count, n.lanes) as i:
+                move(i, to, start)
+
+        branch = f.either(inside)
+        if len(last.offsets) <= 8:
+            for r, shift in enumerate(last.offsets):
+                run(f.at(to, r * last.count, n.sum), f.add(begin, shift))
+        else:
+            table = m.table(f"{name}_3", last.offsets)
+            with f.loop(0, len(last.offsets)) as r:
+                shift = f.load(f.at(table, r, "i64"), "i64", 8)
+                run(f.at(to, f.mul(r, last.count), n.sum), f.add(begin, shift))
+        f.otherwise(branch)
+        f.call(clear, to, last.extent)
         f.join(branch)
     return f
 
@@ -185,6 +246,29 @@ def _joined_run(
     return f
 
 
+def _paired_run(
+    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function
+) -> Function:
+    """A function that packs pairs of neighbouring pixels, which lie together: (row, band, first coordinate, channels).
+
+    Entry e holds the elements of pixels 2*e and 2*e + 1 side by side, channel by channel. The first coordinate is not
+    negative. Squares of pairs are turned; a short last one writes garbage beyond, as in `_run`.
+    """
+    f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
+    row, to, first, channels = f.args
+    there = f.min(f.max(f.sub(axis.size, first), 0), axis.count)
+    entries = f.div(f.add(there, 1), 2)
+    turn = _turn_pairs(m, f"{name}_turn", n, channel_step, pitch)
+    last = f.sub(channels, 1)
+    with f.loop(0, channels, n.lanes) as c, f.loop(0, entries, n.lanes) as e:
+        source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(e, 2)), n.storage)
+        target = f.at(to, f.mul(f.add(f.mul(e, pitch), c), 2), n.sum)
+        f.call(turn, source, target, f.sub(there, f.mul(e, 2)), f.sub(last, c))
+    width = 2 * pitch
+    f.call(clear, f.at(to, f.mul(entries, width), n.sum), f.mul(f.sub(axis.count // 2, entries), width))
+    return f
+
+
 def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known: int | None) -> None:
     """Copy channels that lie together, of a pixel or of a run: whole vectors, several at a time if it is `known` how
     many there are.
@@ -237,6 +321,22 @@ def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step:
         rows.append(row)
     for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
         f.store(row, f.at(to, i * pitch, n.sum), n.vector, size_of(n.sum))
+    return f
+
+
+def _turn_pairs(m: Module, name: str, n: Numbers, channel_step: int, pitch: int) -> Function:
+    """A function that turns one square of pairs: (tensor, band, pixels there, last channel there), as `_turn` does."""
+    f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
+    source, to, pixels, last = f.args
+    pixel = replace(n, lanes=2 * n.lanes)
+    mask = pixel.window(f, 0, pixels)
+    kind = vector(n.lanes, "float")
+    rows = []
+    for i in range(n.lanes):
+        row = pixel.load(f, f.at(source, f.mul(f.min(last, i), channel_step), n.storage), mask)
+        rows.append(f.op(f"bitcast {pixel.vector} {row} to {kind}"))
+    for i, row in enumerate(transpose(f, rows, n.lanes, "float")):
+        f.store(row, f.at(to, i * pitch, "float"), kind, 4)
     return f
 
 

@@ -363,8 +363,10 @@ class Reduce(Nest):
     y_packs: tuple[Packed, ...]
     y_pitch: int
     y_walk: Ints
+    y_flat: bool  # rows of y lie one after another, and are packed as one
     in_place: bool  # the row side is read where it lies
     lanes_in_place: bool  # so is the lane side
+    strung: bool  # the row side is packed channel by channel, its pixels side by side; pitch is between channels
     row_part: int  # row channels of one task
     lane_part: int  # blocks of lanes of one task
     x_channel: Ints
@@ -411,15 +413,22 @@ class Reduce(Nest):
         """Whether a side is read where it lies."""
         return self.in_place if side == self.row_side else self.lanes_in_place
 
+    def strings(self, side: str) -> bool:
+        """Whether a side is packed channel by channel."""
+        return self.strung and side == self.row_side
+
     @property
     def row_unit(self) -> str:
         """The type of what lies between the elements of the row side, where the tile reads them."""
-        return "i16" if self.pairs and self.in_place else self.sum
+        return "i16" if self.pairs and (self.in_place or self.strung) else self.sum
 
     @property
     def row_step(self) -> int:
         """Elements between the channels of the row side, where the tile reads them."""
-        return (self.x_channel if self.row_side == "x" else self.y_channel)[1] if self.in_place else 1
+        of_x = self.row_side == "x"
+        if self.strung:
+            return self.x_pitch if of_x else self.y_pitch
+        return (self.x_channel if of_x else self.y_channel)[1] if self.in_place else 1
 
     @property
     def tasks(self) -> int:
@@ -472,21 +481,25 @@ class Reduce(Nest):
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
-        x = self.x_steps * self.x_pitch * (1 if self.row_side == "x" and not self.share else self.lane_part)
-        y = self.y_steps * self.y_pitch * (1 if self.row_side == "y" else self.lane_part)
-        x, y = (0 if self.lies("x") else x), (0 if self.lies("y") else y)
         # Sums are read in squares of vectors, which may reach beyond the last tap. Of the bands whole vectors are
         # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
         beyond = self.lanes * self.rows * self.block
         return {
             "sums": up(self.slab * self.tasks + beyond if self.slices > 1 else 0, line),
-            ".x": up(x + self.lanes * self.x_pitch, line),
-            ".y": up(y + self.lanes * self.y_pitch, line),
+            ".x": up(self._band("x", self.x_steps, self.x_pitch), line),
+            ".y": up(self._band("y", self.y_steps, self.y_pitch), line),
             ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
             ".x_raw": up(self._raw("x", self.x_entries, self.x_pitch), line),
             ".y_raw": up(self._raw("y", self.y_entries, self.y_pitch), line),
             ".lines": up(_table(self.ahead, self.sum), line),
         }
+
+    def _band(self, side: str, steps: int, pitch: int) -> int:
+        """Elements of the band of a side, and room beyond it."""
+        if self.strings(side):
+            return ceil((self.row_part * pitch + 2 * self.lanes) / (2 if self.pairs else 1))
+        parts = 1 if side == self.row_side and not self.share else self.lane_part
+        return (0 if self.lies(side) else steps * pitch * parts) + self.lanes * pitch
 
     @property
     def ragged(self) -> bool:
@@ -497,19 +510,18 @@ class Reduce(Nest):
         """How the pixels of a side become pairs: "" if they do not, or lie so already; "channels" if channels lie
         together, "pixels" if pairs do; else "copy", by way of a copy.
         """
-        if not self.pairs or self.lies(side):
+        if not self.pairs or self.lies(side) or self.strings(side):
             return ""
         packs, channel, join = (self.x_packs, self.x_channel, self.x_join) if side == "x" else (
             self.y_packs, self.y_channel, self.y_join
         )  # fmt: skip
-        *outer, last = packs
+        last = packs[-1]
         if len(last.offsets) > 1:
             return "copy"
         if channel[1] == 1:
             return "channels"
         low = self.x_low[-1] if side == "x" else 0
-        even = [channel[0], channel[1], last.size, low, last.offsets[0], *(p.stride for p in outer)]
-        return "pixels" if join == (1, 2) and last.stride == last.step == 1 and not any(n % 2 for n in even) else "copy"
+        return "pixels" if join == (1, 2) and last.stride == last.step == 1 and low == last.offsets[0] == 0 else "copy"
 
     def _raw(self, side: str, entries: int, pitch: int) -> int:
         """Elements for pixels as they come, before they are paired."""

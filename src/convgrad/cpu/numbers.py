@@ -71,6 +71,22 @@ class Numbers:
         steps = "<" + ", ".join(f"i64 {i}" for i in range(self.lanes)) + ">"
         return f.op(f"icmp slt {vector(self.lanes, 'i64')} {steps}, {splat(f, self.lanes, 'i64', count)}")
 
+    def window(self, f: Function, low: Value, high: Value) -> str | None:
+        """A mask of the lanes from `low` up to `high`, which may lie anywhere; None for all of them."""
+        bits = vector(self.lanes, "i1")
+        if isinstance(low, int) and isinstance(high, int):
+            there = [low <= i < high for i in range(self.lanes)]
+            return None if all(there) else "<" + ", ".join(f"i1 {str(b).lower()}" for b in there) + ">"
+        shorts = vector(self.lanes, "i16")
+        steps = "<" + ", ".join(f"i16 {i}" for i in range(self.lanes)) + ">"
+        ends = []
+        for end in (low, high):
+            clamped = f.min(f.max(end, 0), self.lanes)
+            ends.append(splat(f, self.lanes, "i16", f.op(f"trunc i64 {clamped} to i16")))
+        above = f.op(f"icmp sge {shorts} {steps}, {ends[0]}")
+        below = f.op(f"icmp slt {shorts} {steps}, {ends[1]}")
+        return f.op(f"and {bits} {above}, {below}")
+
     def marked(self, f: Function, table: str) -> str:
         """A mask of the lanes whose number in a table is not zero."""
         numbers = vector(self.lanes, "i64")

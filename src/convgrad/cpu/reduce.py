@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
-from .boxes import finish, pack, put, turn_back, write_rows, zero
+from .boxes import finish, pack, put, string, turn_back, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
@@ -45,15 +45,12 @@ def write(plan: Reduce) -> str:
         if side == plan.row_side and not plan.share:
             known = plan.row_part
         name, joining = f"pack_{side}", plan.joining(side)
-        if joining == "channels":
-            packers[side] = pack(m, name, moved_as, packs, 1, pitch, clear_band, known, join)
-        elif joining == "pixels":
-            # Two pixels are moved as one number.
-            words = Numbers("f32", plan.lanes, plan.sum, plan.half)
-            halved = [replace(p, stride=p.stride // 2) for p in packs[:-1]]
-            last = replace(packs[-1], size=packs[-1].size // 2, count=packs[-1].count // 2)
-            mover = pack(m, name, words, [*halved, last], channel[1] // 2, pitch, clear, known)
-            packers[side] = _halve(m, side, mover)
+        if plan.strings(side):
+            first = (plan.x_low[-1] if side == "x" else 0) if plan.box_counts[-1] == 1 else None
+            moved = replace(moved_as, lanes=2 * plan.lanes) if plan.pairs else moved_as
+            packers[side] = string(m, name, moved, packs, channel[1], pitch, clear_band, first)
+        elif joining in ("channels", "pixels"):
+            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known, join)
         else:
             packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known)
         if joining == "copy":
@@ -169,7 +166,7 @@ def _coming(
     found = []
     for side, channel, begin, packs in (
         ("x", plan.x_channel, corner, plan.x_packs),
-        ("y", plan.y_channel, start, plan.y_packs),
+        ("y", plan.y_channel, _in_y(f, plan, start), plan.y_packs),
     ):
         inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
         first = f.mul(lane_start, plan.block // outputs * inputs)
@@ -179,6 +176,13 @@ def _coming(
         at = f.add(f.mul(group, channel[0]), f.mul(first, channel[1]), *shift)
         found.append(f.at(pointers[side], at, given.storage))
     return found
+
+
+def _in_y(f: Function, plan: Reduce, start: Sequence[Value]) -> list[Value]:
+    """Where a box begins in y, along its axes as they are packed."""
+    if not plan.y_flat:
+        return list(start)
+    return [*start[:2], 0, f.add(f.mul(start[2], plan.sizes_y[3]), start[3])]
 
 
 def _inside(
@@ -230,7 +234,7 @@ def _bands(
     """Pack a box of both sides; a side that is read in place gives its address."""
     bands = {}
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
-    for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
+    for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, _in_y(f, plan, start))):
         packer = packers[side]
         raw = [at[f".{side}_raw"]] if plan.joining(side) == "copy" else []
         base = f.add(f.mul(group, channel[0]))
@@ -254,14 +258,6 @@ def _bands(
             to = f.at(bands[side], f.mul(f.sub(block, lane_start), entries), plan.sum)
             f.call(packer, source, to, *begin, count, *raw)
     return bands
-
-
-def _halve(m: Module, side: str, mover: Function) -> Function:
-    """A function that packs pairs of pixels which lie together, with the first pixel's coordinate."""
-    f = m.function(f"pack_pairs_{side}", ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
-    source, to, *start, channels = f.args
-    f.call(mover, source, to, *start[:3], f.op(f"ashr i64 {start[3]}, 1"), channels)
-    return f
 
 
 def _pair(

@@ -46,6 +46,7 @@ from .shape import (
 
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
+THIN = 8  # of so many pixels one may be taken by the shuffles that pack a row
 
 
 def plan(p: Problem, target: Target, threads: int) -> Plan | None:
@@ -113,7 +114,8 @@ class Planner:
         self._cut_results()
         self._spare_copies()
         self._lay_bands()
-        band = prod(q.extent for q in self.x_packs) * self.x_pitch * self.item
+        parts = self.row_part if self.strung and self.row_side == "x" else prod(q.extent for q in self.x_packs)
+        band = parts * self.x_pitch * self.item
         if band > max(64 << 20, 4 * self.p.bytes):
             return Declined(f"a band of {band >> 20} MiB for one box of pixels")
         self._use_caches()
@@ -164,7 +166,7 @@ class Planner:
         if self.turned is not None:
             return "x"
         _, _, wx = self.shape.w_channel
-        pairs_lie = self.p.dtype == "bf16" and dots(self.target) and "y" in _paired_in_place(self.shape.axes[-1])
+        pairs_lie = self.pairs and "y" in _paired_in_place(self.shape.axes[-1]) and not self._strings("x")
         return _row_side(self.p, lanes, self.taps, wx == 1, pairs_lie)
 
     def _channels(self, row_side: str) -> tuple[int, int]:
@@ -193,12 +195,15 @@ class Planner:
         return min(self.highest if self.target.tile else min(heights, key=cost), channels)
 
     def _take_inputs(self) -> None:
-        """Which side is read where it lies."""
+        """Which side is read where it lies, and whether rows are packed as they lie."""
         self.in_place, self.lanes_in_place = (False, False) if self.share else self._lie(self.row_side, self.lanes)
         if self.in_place:
             self.why.append(f"{self.row_side} is read in place: channels or pixels lie together, no conversion")
         if self.lanes_in_place:
             self.why.append("so is the other side, whose channels fill whole vectors")
+        self.strung = not self.share and not self.in_place and self._strings(self.row_side)
+        if self.strung:
+            self.why.append(f"{self.row_side} is packed as it lies, pixels side by side")
 
     def _lie(self, row_side: str, lanes: int) -> tuple[bool, bool]:
         """Whether the rows and the lanes can be read where they lie, if the rows are of that side."""
@@ -217,6 +222,13 @@ class Planner:
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0
         return rows, rows and lanes_lie and not self.pairs and self.turned is None
 
+    def _strings(self, side: str) -> bool:
+        """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
+        last = self.shape.axes[-1]
+        pixel, channel = (last.x_step, self.x_channel) if side == "x" else (last.y_step, self.y_channel)
+        thin = last.stride if self.pairs and side == "x" else 1
+        return self.pairs and pixel == 1 and channel[1] != 1 and thin <= THIN
+
     def _cut_pixels(self) -> None:
         """Boxes of pixels, and the parts of the sum: neither may depend on the number of threads."""
         axes, block, item = self.shape.axes, self.block, self.item
@@ -226,6 +238,8 @@ class Planner:
             lane_bytes, row_bytes = block * item * self.together // 2, 2 * block * item * self.together
         else:
             lane_bytes, row_bytes = block * (2 if self.pairs else item), pitch(min(self.crow, 256), self.lanes) * item
+            if self.strung and self.pairs:
+                row_bytes //= 2
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
         self.box = _cut(axes, self.target, lane_bytes, row_bytes)
@@ -342,12 +356,14 @@ class Planner:
             self.rows = self._height(self.row_part)
             self.why.append("rows and lanes cut so that less is packed more than once")
 
-    def _pitch(self, side: str, channel_step: int) -> int:
-        """Elements between pixels in the band of one side."""
+    def _pitch(self, side: str, channel_step: int, packs: tuple[Packed, ...]) -> int:
+        """Elements between pixels in the band of one side, or between channels of which they lie side by side."""
         if self.share:
             return up(self.block // self.share[1] * self.share[0], self.lanes) if side == "x" else self.block
         if side != self.row_side:
             return self.block
+        if self.strung:
+            return pitch(prod(q.extent for q in packs), self.lanes * (2 if self.pairs else 1))
         # A few channels that lie together are kept without a gap, so that pixels can be copied as one run.
         few = channel_step == 1 and self.row_part < 4 * self.lanes
         return self.row_part if few else pitch(self.row_part, self.lanes)
@@ -355,29 +371,42 @@ class Planner:
     def _lay_bands(self) -> None:
         """The bands of x and y: what is copied into them, and how the sums walk over them."""
         axes, box, row_side = self.shape.axes, self.box, self.row_side
-        self.x_pitch, self.y_pitch = self._pitch("x", self.x_channel[1]), self._pitch("y", self.y_channel[1])
         places = (self.in_place, self.lanes_in_place)
         x_in_place, y_in_place = places if row_side == "x" else places[::-1]
+        x_strung, y_strung = self.strung and row_side == "x", self.strung and row_side == "y"
         self.y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(axes, box, strict=True))
-        self.walks = walks_of(axes, True, box, (False,) * AXES, x_in_place)
-        self.x_packs = tuple(packed(a, w, True, x_in_place) for a, w in zip(axes, self.walks, strict=True))
+        thin = self.pairs and x_strung
+        met = [*box[:-1], up(box[-1], 2)] if thin else box
+        self.walks = walks_of(axes, True, met, (False,) * AXES, x_in_place, thin)
+        ways = zip(axes, self.walks, range(AXES), strict=True)
+        self.x_packs = tuple(packed(a, w, True, x_in_place, thin and i == AXES - 1) for a, w, i in ways)
         self.x_join, self.y_join = (0, 1), (0, 1)
         next_ = self.walks[-1].stride_in_band
         if self.pairs:
             # A last pixel of y without a partner gets a zero. Where taps lie beside each other along a row, every pixel
             # of x is the first of a pair; else every other one.
-            self.x_join, self.y_join = (next_, 2 * next_ if axes[-1].k == 1 else 1), (1, 2)
+            # Where pixels lie side by side, any two neighbours are a pair already.
+            self.x_join = (0, 1) if x_strung else (next_, 2 * next_ if axes[-1].k == 1 else 1)
+            self.y_join = (0, 1) if y_strung else (1, 2)
             *y_outer, y_last = self.y_packs
             *x_outer, x_last = self.x_packs
             self.y_packs = (*y_outer, replace(y_last, count=up(box[-1], 2)))
             self.x_packs = (*x_outer, replace(x_last, count=up(x_last.count, self.x_join[1])))
-        x_steps = [a.x_step for a in axes] if x_in_place else _joined(self.x_packs, self.x_join[1], self.x_pitch)
-        y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], self.y_pitch)
+        self.x_pitch = self._pitch("x", self.x_channel[1], self.x_packs)
+        self.y_pitch = self._pitch("y", self.y_channel[1], self.y_packs)
+        x_apart, y_apart = (1 if x_strung else self.x_pitch), (1 if y_strung else self.y_pitch)
+        x_steps = [a.x_step for a in axes] if x_in_place else _joined(self.x_packs, self.x_join[1], x_apart)
+        y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], y_apart)
         self.x_walk = [w.stride_in_band * s for w, s in zip(self.walks, x_steps, strict=True)]
         self.y_walk = list(y_steps)
+        self.y_flat = not y_in_place and _follow(axes, self.y_packs)
+        if self.y_flat:
+            rows, row = self.y_packs[2:]
+            whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
+            self.y_packs = (*self.y_packs[:2], Packed(1, 0, 1), whole)
         if self.pairs:
             self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
-            self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else 2)
+            self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else self.y_join[1])
         _, meetings = phases_of(axes, self.walks, x_steps)
         self.entries = tuple(entry for _, entry in meetings)
 
@@ -417,7 +446,8 @@ class Planner:
             sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs, x_pitch=self.x_pitch,
             x_low=tuple(w.low for w in self.walks), x_sigma=tuple(w.sigma for w in self.walks),
             x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
-            in_place=self.in_place, lanes_in_place=self.lanes_in_place, row_part=self.row_part,
+            y_flat=self.y_flat,
+            in_place=self.in_place, lanes_in_place=self.lanes_in_place, strung=self.strung, row_part=self.row_part,
             lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
             taps=tap_offsets(axes), entries=self.entries, reach=tuple(product(*met)), slices=self.slices,
             ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
@@ -459,6 +489,12 @@ def _paired_in_place(a: Axis) -> set[str]:
     """The sides whose pairs of neighbouring pixels are met whole, as they lie: no odd one, none with padding."""
     sides = {"y"} if a.y_step == 1 and a.y % 2 == 0 else set()
     return sides | ({"x"} if a.x_step == 1 and a.plain and a.x % 2 == 0 else set())
+
+
+def _follow(axes: tuple[Axis, ...], packs: tuple[Packed, ...]) -> bool:
+    """Whether rows of y lie one after another, in y as in the band."""
+    row = packs[-1]
+    return packs[-2].count > 1 and row.count == row.size and packs[-2].stride == row.size * row.stride
 
 
 def _joined(packs: tuple[Packed, ...], step: int, pitch: int) -> list[int]:

@@ -119,18 +119,26 @@ def tap_offsets(axes: tuple[Axis, ...]) -> Ints:
 
 
 def walks_of(
-    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], split: Sequence[bool], in_place: bool
-) -> tuple[Walk, ...]:
-    """How the output walks over the input, for boxes of a size. In place, entries are coordinates."""
+    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], split: Sequence[bool], in_place: bool,
+    thinned: bool = False,
+) -> tuple[Walk, ...]:  # fmt: skip
+    """How the output walks over the input, for boxes of a size. In place, entries are coordinates.
+
+    Of rows that are `thinned`, the inputs of neighbouring outputs lie side by side.
+    """
     walks: list[Walk] = []
-    for a, size, apart in zip(axes, box, split, strict=True):
+    for i, (a, size, apart) in enumerate(zip(axes, box, split, strict=True)):
         found = offsets(a, forward)
         phi, sigma = (1, a.stride) if forward else (a.stride, 1)
         low = min(found)
         separate = not in_place and _separate(a, size, sigma, found)
         distinct = sorted(set(found))
+        thin = thinned and not separate and i == AXES - 1
         if in_place:
             entry = {o: o for o in found}
+        elif thin:
+            residues, count = _thinned(size, sigma, found)
+            entry = {o: residues.index((o - low) % sigma) * count + (o - low) // sigma for o in found}
         else:
             entry = {o: distinct.index(o) * size if separate else o - low for o in found}
         out, inner = (a.y, a.x) if forward else (a.x, a.y)
@@ -145,7 +153,7 @@ def walks_of(
             for start, stop in pairwise(cuts):
                 here = [(k, entry[o]) for k, o in taps if not apart or (met[k][0] <= start and stop <= met[k][1])]
                 stretches.append(Stretch(residue, start, stop, tuple(here)))
-        band = (0, sigma) if in_place else (0, 1) if separate else (low, sigma)
+        band = (0, sigma) if in_place else (0, 1) if separate else (low, 1 if thin else sigma)
         walks.append(Walk(out, phi, sigma, step, size, a.k, *band, tuple(stretches)))
     return tuple(walks)
 
@@ -155,7 +163,13 @@ def _separate(a: Axis, box: int, sigma: int, found: list[int]) -> bool:
     return box * a.k < (box - 1) * sigma + max(found) - min(found) + 1
 
 
-def packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
+def _thinned(box: int, sigma: int, found: list[int]) -> tuple[list[int], int]:
+    """Every how manieth input is met, as runs: the first of each after the lowest, and how long they are."""
+    ahead = [o - min(found) for o in found]
+    return sorted({o % sigma for o in ahead}), box + max(ahead) // sigma
+
+
+def packed(a: Axis, w: Walk, forward: bool, in_place: bool, thinned: bool = False) -> Packed:
     """How the input of an axis is copied for a box."""
     size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
     found = offsets(a, forward)
@@ -163,6 +177,9 @@ def packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
         return Packed(size, stride, 1)
     if _separate(a, w.box, w.sigma, found):
         return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(found))))
+    if thinned:
+        residues, count = _thinned(w.box, w.sigma, found)
+        return Packed(size, stride, count, w.sigma, tuple(residues))
     return Packed(size, stride, (w.box - 1) * w.sigma + reach(a, forward))
 
 
