@@ -25,19 +25,21 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 def pack(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False,
+    known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False, twin: int = 0,
 ) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
     of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
     always the same. With `join` entries are pairs: see `_joined_run` if channels lie together, `_paired_run` if pixels
-    do. `blank` has the rest of a last vector of channels, where vectors are copied, hold zeros.
+    do. `blank` has the rest of a last vector of channels, where vectors are copied, hold zeros. With `twin` entries are
+    pairs of a pixel and the one so many elements further.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
     if join is None:
-        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank)
+        pitch *= 2 if twin else 1
+        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank, twin)
         width = axes[-1].extent * pitch
     else:
         if channel_step == 1:
@@ -87,49 +89,56 @@ def _rows(
 
 def string(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    first: int | None,
+    first: int | None, twin: int = 0,
 ) -> Function:  # fmt: skip
     """A function that packs a box channel by channel: (tensor, band, start coordinate of each axis, channels).
 
     The band is [channels][pitch], with the entries of the axes in front; whole vectors of it are written, and up to a
     vector beyond its end. Entries outside the tensor become zeros. Along the last axis pixels lie together in the
-    tensor; `first` is where it starts, if that is always the same.
+    tensor; `first` is where it starts, if that is always the same. With `twin` each entry is followed by that of the
+    pixel so many elements further.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
     last = axes[-1]
     begin: Value = starts[3] if first is None else first
-    wide = replace(n, lanes=n.lanes * last.step)
-    every = [i * last.step for i in range(n.lanes)]
+    twins = 2 if twin else 1
+    each = n.lanes // twins
+    wide = replace(n, lanes=each * last.step)
+    every = [i * last.step for i in range(each)]
     with f.loop(0, channels) as c, _rows(m, f, name, axes, starts) as (row, inside, offset):
-        to = f.at(band, f.add(f.mul(c, pitch), f.mul(row, last.extent)), n.sum)
+        to = f.at(band, f.add(f.mul(c, pitch), f.mul(row, twins * last.extent)), n.sum)
         start_row = f.at(source, f.add(f.mul(c, channel_step), offset), n.storage)
 
         def move(i: Value, to: str, start: Value, start_row: str = start_row) -> None:
             at = f.add(start, f.mul(i, last.step))
-            value = wide.load(f, f.at(start_row, at, n.storage), wide.window(f, f.sub(0, at), f.sub(last.size, at)))
-            value = value if last.step == 1 else shuffle(f, wide.vector, value, value, every)
-            f.store(value, f.at(to, i, n.sum), n.vector, size_of(n.sum))
+            mask = wide.window(f, f.sub(0, at), f.sub(last.size, at))
+            values = [wide.load(f, f.at(start_row, f.add(at, t * twin), n.storage), mask) for t in range(twins)]
+            if last.step > 1:
+                values = [shuffle(f, wide.vector, value, value, every) for value in values]
+            value = interleave(f, vector(each, n.sum), each, *values) if twin else values[0]
+            f.store(value, f.at(to, f.mul(i, twins), n.sum), n.vector, size_of(n.sum))
 
-        def run(to: str, start: Value) -> None:
-            if last.count <= 8 * n.lanes:
-                for i in range(0, last.count, n.lanes):
+        def run(which: Value, shift: Value, to: str = to) -> None:
+            to = f.at(to, f.mul(which, twins * last.count), n.sum)
+            start = f.add(begin, shift)
+            if last.count <= 8 * each:
+                for i in range(0, last.count, each):
                     move(i, to, start)
                 return
-            with f.loop(0, last.count, n.lanes) as i:
-                move(i, to, start)
+            with f.loop(0, last.count, each) as place:
+                move(place, to, start)
 
         branch = f.either(inside)
         if len(last.offsets) <= 8:
             for r, shift in enumerate(last.offsets):
-                run(f.at(to, r * last.count, n.sum), f.add(begin, shift))
+                run(r, shift)
         else:
             table = m.table(f"{name}_3", last.offsets)
-            with f.loop(0, len(last.offsets)) as r:
-                shift = f.load(f.at(table, r, "i64"), "i64", 8)
-                run(f.at(to, f.mul(r, last.count), n.sum), f.add(begin, shift))
+            with f.loop(0, len(last.offsets)) as which:
+                run(which, f.load(f.at(table, which, "i64"), "i64", 8))
         f.otherwise(branch)
-        f.call(clear, to, last.extent)
+        f.call(clear, to, twins * last.extent)
         f.join(branch)
     return f
 
@@ -145,7 +154,7 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
 
 def _run(
     m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
-    blank: bool,
+    blank: bool, twin: int,
 ) -> Function:  # fmt: skip
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
@@ -160,6 +169,7 @@ def _run(
     f.call(clear, to, f.mul(low, pitch))
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
+    twins = 2 if twin else 1
     if channel_step == 1 and _flat(axis, pitch, known):
         source = f.at(row, f.mul(f.add(first, low), pitch), n.storage)
         _copy(f, n, source, f.at(to, f.mul(low, pitch), n.sum), f.mul(f.sub(high, low), pitch), None)
@@ -171,19 +181,20 @@ def _run(
     elif axis.stride == 1 and step <= 4 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
-        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank)
+        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank, twin)
         last = f.sub(channels, 1)
         with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
             source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(i, step)), n.storage)
-            target = f.at(to, f.add(f.mul(i, pitch), c), n.sum)
+            target = f.at(to, f.add(f.mul(i, pitch), f.mul(c, twins)), n.sum)
             f.call(turn, source, target, f.sub(high, i), f.sub(last, c))
     else:
         with f.loop(low, high) as i:
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
             with f.loop(0, channels) as c:
-                value = n.load_one(f, f.at(source, f.mul(c, channel_step), n.storage))
-                f.store(value, f.at(pixel, c, n.sum), n.sum, item)
+                for t in range(twins):
+                    value = n.load_one(f, f.at(source, f.add(f.mul(c, channel_step), t * twin), n.storage))
+                    f.store(value, f.at(pixel, f.add(f.mul(c, twins), t), n.sum), n.sum, item)
     f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
     return f
 
@@ -300,27 +311,36 @@ def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[
             do(whole, n.mask(f, rest))
 
 
-def _turn(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool) -> Function:
+def _turn(
+    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool, twin: int
+) -> Function:
     """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
     are zeros if `blank`.
 
-    Pixels lie `step` apart: a longer vector is read and thinned out.
+    Pixels lie `step` apart: a longer vector is read and thinned out. With a `twin`, two elements are turned as one.
     """
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
     source, to, pixels, last = f.args
     wide = replace(n, lanes=n.lanes * step)
     mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
     every = [i * step for i in range(n.lanes)]
+    unit = "float" if twin else n.sum
+    kind = vector(n.lanes, unit)
     rows = []
     for i in range(n.lanes):
         channel = f.min(last, i)
         row = wide.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask)
         row = row if step == 1 else shuffle(f, wide.vector, row, row, every)
+        if twin:
+            other = wide.load(f, f.at(source, f.add(f.mul(channel, channel_step), twin), n.storage), mask)
+            other = other if step == 1 else shuffle(f, wide.vector, other, other, every)
+            both = interleave(f, n.vector, n.lanes, row, other)
+            row = f.op(f"bitcast {vector(2 * n.lanes, n.sum)} {both} to {kind}")
         if blank:
             row = f.op(f"select i1 {f.test('sle', i, last)}, {n.vector} {row}, {n.vector} zeroinitializer")
         rows.append(row)
-    for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
-        f.store(row, f.at(to, i * pitch, n.sum), n.vector, size_of(n.sum))
+    for i, row in enumerate(transpose(f, rows, n.lanes, unit)):
+        f.store(row, f.at(to, i * pitch, n.sum), kind, size_of(n.sum))
     return f
 
 

@@ -351,6 +351,7 @@ class Reduce(Nest):
     clane: int  # channels in the lanes, in a group
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
     pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
+    twins: bool  # those of a pair are of two images, the last axis, and rows lie along the last but one
     x_join: tuple[int, int]  # in the band of x: pixels between those of a pair, and between the first of each
     y_join: tuple[int, int]
     sizes_y: Ints  # pixels of y along each axis
@@ -363,7 +364,6 @@ class Reduce(Nest):
     y_packs: tuple[Packed, ...]
     y_pitch: int
     y_walk: Ints
-    y_flat: bool  # rows of y lie one after another, and are packed as one
     in_place: bool  # the row side is read where it lies
     lanes_in_place: bool  # so is the lane side
     strung: bool  # the row side is packed channel by channel, its pixels side by side; pitch is between channels
@@ -494,6 +494,21 @@ class Reduce(Nest):
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
+    def runs(self, side: str) -> tuple[tuple[Packed, ...], int, int]:
+        """How a side is packed, the last axis being that along which pixels lie together: its axes in that order, how
+        many elements further the other of two twins is, and how many pixels of the last axis one of the last but one
+        is: 0, unless rows follow each other, in y as in the band, and are one.
+        """
+        packs, twin = (self.x_packs if side == "x" else self.y_packs), 0
+        if self.twins:
+            packs, twin = (*packs[:2], Packed(1, 0, 1), packs[2]), packs[3].stride
+        outer, rows, row = packs[:1] if self.twins else packs[:2], packs[1 if self.twins else 2], packs[3]
+        follow = row.count == row.size and rows.count > 1 and rows.stride == row.size * row.stride
+        if side == "x" or not follow:
+            return packs, twin, 0
+        whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
+        return (*outer, *[Packed(1, 0, 1)] * (3 - len(outer)), whole), twin, row.size
+
     def _band(self, side: str, steps: int, pitch: int) -> int:
         """Elements of the band of a side, and room beyond it."""
         if self.strings(side):
@@ -507,8 +522,8 @@ class Reduce(Nest):
         return self.pairs and any(end % 2 for ends in self.reach for end in ends[3])
 
     def joining(self, side: str) -> str:
-        """How the pixels of a side become pairs: "" if they do not, or lie so already; "channels" if channels lie
-        together, "pixels" if pairs do; else "copy", by way of a copy.
+        """How the pixels of a side become pairs: "" if they do not, or lie so already; "twins" if they are of two
+        images; "channels" if channels lie together, "pixels" if pairs do; else "copy", by way of a copy.
         """
         if not self.pairs or self.lies(side) or self.strings(side):
             return ""
@@ -516,6 +531,8 @@ class Reduce(Nest):
             self.y_packs, self.y_channel, self.y_join
         )  # fmt: skip
         last = packs[-1]
+        if self.twins:
+            return "twins"
         if len(last.offsets) > 1:
             return "copy"
         if channel[1] == 1:

@@ -132,7 +132,7 @@ class Numbers:
             if self._together == 1 or v + 1 == len(values):
                 self.store(f, values[v], at, stream=stream)
                 continue
-            raw, kind = self._narrow_two(f, values[v], values[v + 1]), vector(2 * self.lanes, self.storage)
+            raw, kind = self.narrow_two(f, values[v], values[v + 1]), vector(2 * self.lanes, self.storage)
             if stream:
                 f.stream(raw, at, kind, self.run_align)
             else:
@@ -155,7 +155,7 @@ class Numbers:
 
     # Conversions.
 
-    def _narrow_two(self, f: Function, low: str, high: str) -> str:
+    def narrow_two(self, f: Function, low: str, high: str) -> str:
         """Two vectors of accumulators rounded to one of elements."""
         if self.dtype == "bf16" and self.dots and self.lanes in (8, 16):
             name, rounded = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.lanes}", vector(2 * self.lanes, "bfloat")

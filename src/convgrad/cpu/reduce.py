@@ -12,7 +12,7 @@ from .boxes import finish, pack, put, string, turn_back, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
-from .numbers import Numbers, interleave, size_of
+from .numbers import Numbers, interleave, shuffle, size_of, transpose
 from .target import LINE
 from .tiles import Tile
 
@@ -35,24 +35,26 @@ def write(plan: Reduce) -> str:
     packers: dict[str, Function | None] = {"x": None, "y": None}
     in_block = plan.block if plan.clane % plan.block == 0 else None
     inputs, outputs = plan.share or (1, 1)
-    for side, packs, channel, pitch, join in (
-        ("x", plan.x_packs, plan.x_channel, plan.x_pitch, plan.x_join),
-        ("y", plan.y_packs, plan.y_channel, plan.y_pitch, plan.y_join),
+    for side, channel, pitch, join in (
+        ("x", plan.x_channel, plan.x_pitch, plan.x_join),
+        ("y", plan.y_channel, plan.y_pitch, plan.y_join),
     ):
         if plan.lies(side):
             continue
+        packs, twin, _ = plan.runs(side)
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
             known = plan.row_part
         name, joining = f"pack_{side}", plan.joining(side)
         if plan.strings(side):
-            first = (plan.x_low[-1] if side == "x" else 0) if plan.box_counts[-1] == 1 else None
+            columns = 2 if plan.twins else 3
+            first = plan.x_low[columns] if side == "x" and plan.box_counts[columns] == 1 else None
             moved = replace(moved_as, lanes=2 * plan.lanes) if plan.pairs else moved_as
-            packers[side] = string(m, name, moved, packs, channel[1], pitch, clear_band, first)
+            packers[side] = string(m, name, moved, packs, channel[1], pitch, clear_band, first, twin)
         elif joining in ("channels", "pixels"):
             packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known, join)
         else:
-            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known)
+            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known, twin=twin)
         if joining == "copy":
             entries = plan.x_entries if side == "x" else plan.y_entries
             packers[side] = _pair(m, plan, side, packers[side], entries, pitch, *join, clear_band)
@@ -166,7 +168,7 @@ def _coming(
     found = []
     for side, channel, begin, packs in (
         ("x", plan.x_channel, corner, plan.x_packs),
-        ("y", plan.y_channel, _in_y(f, plan, start), plan.y_packs),
+        ("y", plan.y_channel, start, plan.y_packs),
     ):
         inputs, outputs = plan.share if plan.share and side == "x" else (1, 1)
         first = f.mul(lane_start, plan.block // outputs * inputs)
@@ -178,11 +180,13 @@ def _coming(
     return found
 
 
-def _in_y(f: Function, plan: Reduce, start: Sequence[Value]) -> list[Value]:
-    """Where a box begins in y, along its axes as they are packed."""
-    if not plan.y_flat:
-        return list(start)
-    return [*start[:2], 0, f.add(f.mul(start[2], plan.sizes_y[3]), start[3])]
+def _starts(f: Function, plan: Reduce, side: str, start: Sequence[Value]) -> list[Value]:
+    """Where a box begins on one side, along the axes as they are packed."""
+    _, _, row = plan.runs(side)
+    if plan.twins:
+        first, rows, column, _ = start
+        return [first, 0, 0, f.add(f.mul(rows, row), column)] if row else [first, rows, 0, column]
+    return [*start[:2], 0, f.add(f.mul(start[2], row), start[3])] if row else list(start)
 
 
 def _inside(
@@ -234,7 +238,7 @@ def _bands(
     """Pack a box of both sides; a side that is read in place gives its address."""
     bands = {}
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
-    for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, _in_y(f, plan, start))):
+    for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
         packer = packers[side]
         raw = [at[f".{side}_raw"]] if plan.joining(side) == "copy" else []
         base = f.add(f.mul(group, channel[0]))
@@ -245,6 +249,7 @@ def _bands(
             bands[side] = f.at(pointers[side], f.add(base, f.mul(first, channel[1]), *shift), given.storage)
             continue
         bands[side] = at[f".{side}"]
+        begin = _starts(f, plan, side, begin)
         if side == plan.row_side and not plan.share:
             source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)
             f.call(packer, source, bands[side], *begin, plan.row_part, *raw)
@@ -435,6 +440,7 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
     if square and together:
         # Taps lie together in w: lanes by taps are turned into taps by lanes.
         turn = turn_back(m, "turn_taps", n, lane_step, plan.rows * plan.block, plan.accumulate)
+    turn_all = _turn_tile(m, plan, n) if square and together and row_step == taps and not plan.accumulate else None
     outputs = plan.share[1] if plan.share else 1
     with f.loop(lane_from, lane_until) as block, f.loop(top, bottom) as t:
         index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
@@ -457,6 +463,15 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
+            done: Value = 0
+            if turn_all is not None:
+                # All rows are the task's own but in the last tile of the last part.
+                top_row = f.add(first, local)
+                done = f.choose(f.test("sge", top_row, least), f.mul(f.div(lanes, plan.lanes), plan.lanes), 0)
+                place = f.add(f.mul(group, group_step), f.mul(top_row, row_step))
+                with f.loop(0, done, plan.lanes) as lane:
+                    at = f.add(place, f.mul(f.add(f.mul(block, plan.block), lane), lane_step))
+                    f.call(turn_all, f.at(tile, lane, plan.sum), f.at(to, at, n.storage))
             with f.loop(0, plan.rows) as r:
                 channel = f.add(first, local, r)
                 with f.when(f.test("sge", channel, least)):
@@ -464,7 +479,7 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
                     start = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
                     row = f.at(tile, f.mul(r, plan.block), plan.sum)
                     if turn is not None:
-                        with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
+                        with f.loop(done, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
                             source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
                             to_here = f.at(to, f.add(start, f.mul(lane, lane_step), tap), n.storage)
                             f.call(turn, source, to_here, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
@@ -473,6 +488,37 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
                             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
                             tap_row = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
                             _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), lanes)
+    return f
+
+
+def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
+    """A function that writes one vector of lanes of a tile's sums, of which taps and then rows lie together in w.
+
+    (sums, w). Squares of sums are rounded, and turned so that each lane's lie together.
+    """
+    f = m.function("turn_tile", ["p:sums", "p:to"])
+    sums, to = f.args
+    lanes, taps = plan.lanes, len(plan.taps)
+    total = plan.rows * taps
+    narrow = n.storage == "i16"
+    size = 2 * lanes if narrow else lanes
+    raw = Numbers(n.dtype, size, "i16", n.half) if narrow else n
+    order = [(tap * plan.rows + r) * plan.block for r in range(plan.rows) for tap in range(taps)]
+    table = m.table("tile_order", [*order, *order[-1:] * (-total % size)])
+    with f.loop(0, total, size) as first:
+        rows = []
+        for i in range(size):
+            at = f.load(f.at(table, f.add(first, i), "i64"), "i64", 8)
+            rows.append(f.load(f.at(sums, at, plan.sum), n.vector, size_of(plan.sum)))
+        if narrow:
+            both = (n.narrow_two(f, *rows[i : i + 2]) for i in range(0, size, 2))
+            mixed = [[i // 2 + lanes * (i % 2) for i in range(size)]]
+            turned = [shuffle(f, raw.vector, two, two, *mixed) for two in both]
+            rows = [f.op(f"bitcast {raw.vector} {two} to {n.vector}") for two in turned]
+        mask = raw.window(f, 0, f.sub(total, first)) if total % size else None
+        for i, row in enumerate(transpose(f, rows, lanes, plan.sum)):
+            value = f.op(f"bitcast {n.vector} {row} to {raw.vector}") if narrow else row
+            raw.store(f, value, f.at(to, f.add(f.mul(i, plan.w_strides[2]), first), n.storage), mask)
     return f
 
 

@@ -127,7 +127,7 @@ class Planner:
         g, wy, wx = self.shape.w_channel
         dotted = p.dtype == "bf16" and dots(self.target)
         self.share: tuple[int, int] | None = None
-        self.groups, self.pairs = p.g, False
+        self.groups, self.pairs, self.twins = p.g, False, False
         if shares(self.target, self.lanes, p.g, p.cx, p.cy):
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
@@ -141,8 +141,11 @@ class Planner:
             self.rows = step * p.cx
             self.why.append(f"{self.lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
         else:
-            if dotted and self.x_channel[1] == self.y_channel[1] == 1:
+            last = self.shape.axes[-1]
+            channels_lie, pixels_lie = self.x_channel[1] == self.y_channel[1] == 1, last.x_step == last.y_step == 1
+            if dotted and (channels_lie or pixels_lie):
                 self.shape = _by_images(self.shape)
+            self.twins = last is not self.shape.axes[-1] and not channels_lie
             self.pairs = dotted and self.shape.axes[-1].y > 1
             if self.turned is None:
                 self._fit(self._cost, NARROW_PAIRS if dotted else NARROW)
@@ -224,10 +227,9 @@ class Planner:
 
     def _strings(self, side: str) -> bool:
         """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
-        last = self.shape.axes[-1]
+        last = self.shape.axes[-2 if self.twins else -1]
         pixel, channel = (last.x_step, self.x_channel) if side == "x" else (last.y_step, self.y_channel)
-        thin = last.stride if self.pairs and side == "x" else 1
-        return self.pairs and pixel == 1 and channel[1] != 1 and thin <= THIN
+        return pixel == 1 and channel[1] != 1 and last.stride <= THIN
 
     def _cut_pixels(self) -> None:
         """Boxes of pixels, and the parts of the sum: neither may depend on the number of threads."""
@@ -375,7 +377,7 @@ class Planner:
         x_in_place, y_in_place = places if row_side == "x" else places[::-1]
         x_strung, y_strung = self.strung and row_side == "x", self.strung and row_side == "y"
         self.y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(axes, box, strict=True))
-        thin = self.pairs and x_strung
+        thin = self.pairs and x_strung and not self.twins
         met = [*box[:-1], up(box[-1], 2)] if thin else box
         self.walks = walks_of(axes, True, met, (False,) * AXES, x_in_place, thin)
         ways = zip(axes, self.walks, range(AXES), strict=True)
@@ -399,11 +401,6 @@ class Planner:
         y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], y_apart)
         self.x_walk = [w.stride_in_band * s for w, s in zip(self.walks, x_steps, strict=True)]
         self.y_walk = list(y_steps)
-        self.y_flat = not y_in_place and _follow(axes, self.y_packs)
-        if self.y_flat:
-            rows, row = self.y_packs[2:]
-            whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
-            self.y_packs = (*self.y_packs[:2], Packed(1, 0, 1), whole)
         if self.pairs:
             self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
             self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else self.y_join[1])
@@ -442,11 +439,11 @@ class Planner:
         return Reduce(
             dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double", lanes=self.lanes,
             rows=self.rows, vectors=self.vectors, groups=self.groups, row_side=self.row_side, crow=self.crow,
-            clane=self.clane, share=self.share, pairs=self.pairs, x_join=self.x_join, y_join=self.y_join,
-            sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs, x_pitch=self.x_pitch,
+            clane=self.clane, share=self.share, pairs=self.pairs, twins=self.twins, x_join=self.x_join,
+            y_join=self.y_join, sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs,
+            x_pitch=self.x_pitch,
             x_low=tuple(w.low for w in self.walks), x_sigma=tuple(w.sigma for w in self.walks),
             x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
-            y_flat=self.y_flat,
             in_place=self.in_place, lanes_in_place=self.lanes_in_place, strung=self.strung, row_part=self.row_part,
             lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
             taps=tap_offsets(axes), entries=self.entries, reach=tuple(product(*met)), slices=self.slices,
@@ -477,7 +474,7 @@ def _by_images(shape: Shape) -> Shape:
     ends = [met_by(row, o) for o in offsets(row, True)]
     met = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in met)
-    filled = sum(high - low for low, high in met) > 0.97 * places
+    filled = sum(high - low for low, high in met) > 0.99 * places
     if filled or not (unused.plain and unused.x == 1 and images.plain and images.x % 2 == 0):
         return shape
     half = images.x // 2
@@ -489,12 +486,6 @@ def _paired_in_place(a: Axis) -> set[str]:
     """The sides whose pairs of neighbouring pixels are met whole, as they lie: no odd one, none with padding."""
     sides = {"y"} if a.y_step == 1 and a.y % 2 == 0 else set()
     return sides | ({"x"} if a.x_step == 1 and a.plain and a.x % 2 == 0 else set())
-
-
-def _follow(axes: tuple[Axis, ...], packs: tuple[Packed, ...]) -> bool:
-    """Whether rows of y lie one after another, in y as in the band."""
-    row = packs[-1]
-    return packs[-2].count > 1 and row.count == row.size and packs[-2].stride == row.size * row.stride
 
 
 def _joined(packs: tuple[Packed, ...], step: int, pitch: int) -> list[int]:
