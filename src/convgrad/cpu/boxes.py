@@ -374,18 +374,22 @@ def unpack(
     n0, n1, n2, n3 = list[Value](counts)
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
-    turn = None
+    turn, side = None, n.lanes
     if channel_step != 1 and steps[3] == 1 and square:
-        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream)
+        longest = extents[3]
         if whole_rows and steps[2] == extents[3]:
             # Rows lie one after another, in the tensor as in the stage: they are one long row.
             n2, n3 = 1, f.mul(n2, n3)
+            longest *= extents[2]
+        twice = n.storage == "i16" and longest > n.lanes and not (accumulate or stream)
+        side *= 2 if twice else 1
+        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream=stream, twice=twice)
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
         source = f.at(stage, row, n.sum)
         target = f.at(to, f.add(f.mul(e0, steps[0]), f.mul(e1, steps[1]), f.mul(e2, steps[2])), n.storage)
         if turn is not None:
-            with f.loop(0, channels, n.lanes) as c, f.loop(0, n3, n.lanes) as i:
+            with f.loop(0, channels, n.lanes) as c, f.loop(0, n3, side) as i:
                 square_from = f.at(source, f.add(f.mul(i, pitch), c), n.sum)
                 square_to = f.at(target, f.add(f.mul(c, channel_step), i), n.storage)
                 f.call(turn, square_from, square_to, f.sub(n3, i), f.min(f.sub(channels, c), n.lanes))
@@ -461,25 +465,60 @@ def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
     f.join(branch)
 
 
+def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Numbers]:
+    """Vectors of sums, turned: for each lane a vector with its sum of each, and how it is written.
+
+    As many vectors as lanes; or twice as many, of sums that are narrower in the tensor: they are rounded before, and
+    two are turned as one.
+    """
+    if len(rows) == n.lanes:
+        return transpose(f, list(rows), n.lanes, n.sum), n
+    raw = Numbers(n.dtype, len(rows), "i16", n.half)
+    words = []
+    for low, high in zip(rows[::2], rows[1::2], strict=True):
+        both = n.narrow_two(f, low, high)
+        mixed = shuffle(f, raw.vector, both, both, [i // 2 + n.lanes * (i % 2) for i in range(raw.lanes)])
+        words.append(f.op(f"bitcast {raw.vector} {mixed} to {n.vector}"))
+    lanes = transpose(f, words, n.lanes, n.sum)
+    return [f.op(f"bitcast {n.vector} {lane} to {raw.vector}") for lane in lanes], raw
+
+
 def turn_back(
-    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, stream: bool = False
-) -> Function:
-    """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there)."""
+    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, *, stream: bool = False,
+    twice: bool = False,
+) -> Function:  # fmt: skip
+    """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there).
+
+    With `twice`, of narrow results that are not added to others, it is twice as many pixels as channels.
+    """
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
     source, to, pixels, channels = f.args
-    rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(n.lanes)]
-    square = f.name_value()
-    f.allocas.append(f"{square} = alloca [{n.lanes} x {n.vector}], align {LINE}")
-    for i, row in enumerate(transpose(f, rows, n.lanes, n.sum)):
-        f.store(row, f.at(square, i, n.vector), n.vector, LINE if n.lanes * size_of(n.sum) >= LINE else size_of(n.sum))
-    if stream:
-        # Channels may lie anyhow, so each row of the square is asked.
+    count = 2 * n.lanes if twice else n.lanes
+    rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(count)]
+    lanes, n = turned(f, n, rows)
+
+    def from_memory(write: Callable[[str, str], None]) -> None:
+        square = f.name_value()
+        f.allocas.append(f"{square} = alloca [{len(lanes)} x {n.vector}], align {LINE}")
+        align = LINE if n.lanes * size_of(n.sum) >= LINE else size_of(n.sum)
+        for i, lane in enumerate(lanes):
+            f.store(lane, f.at(square, i, n.vector), n.vector, align)
         with f.loop(0, channels) as c:
             value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
-            put(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), pixels)
+            write(value, f.at(to, f.mul(c, channel_step), n.storage))
+
+    if stream:
+        # Channels may lie anyhow, so each row of the square is asked.
+        from_memory(lambda value, place: put(f, n, value, place, pixels))
         return f
-    mask = n.mask(f, pixels)
-    with f.loop(0, channels) as c:
-        value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
-        finish(f, n, value, f.at(to, f.mul(c, channel_step), n.storage), accumulate, mask)
+    mask = n.window(f, 0, pixels)
+    if n.lanes * size_of(n.sum) < LINE:  # masks would be many branches
+        from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
+        return f
+    branch = f.either(f.test("sge", channels, len(lanes)))
+    for i, value in enumerate(lanes):
+        finish(f, n, value, f.at(to, i * channel_step, n.storage), accumulate, mask)
+    f.otherwise(branch)
+    from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
+    f.join(branch)
     return f

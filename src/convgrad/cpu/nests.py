@@ -279,8 +279,8 @@ class Gather(Nest):
 
     @property
     def stage(self) -> int:
-        """Elements of the sums of one block of channels of a box."""
-        return (prod(self.region) + self.lanes) * self.block
+        """Elements of the sums of one block of channels of a box, and what squares of them may read beyond."""
+        return (prod(self.region) + 2 * self.lanes) * self.block
 
     @property
     def boxes(self) -> int:

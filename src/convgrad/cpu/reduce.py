@@ -8,11 +8,11 @@ from dataclasses import replace
 from math import prod
 
 from .ahead import Fetch, slice_of, tabulate
-from .boxes import finish, pack, put, string, turn_back, write_rows, zero
+from .boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
 from .nests import Reduce
-from .numbers import Numbers, interleave, shuffle, size_of, transpose
+from .numbers import Numbers, interleave, size_of
 from .target import LINE
 from .tiles import Tile
 
@@ -500,9 +500,7 @@ def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
     sums, to = f.args
     lanes, taps = plan.lanes, len(plan.taps)
     total = plan.rows * taps
-    narrow = n.storage == "i16"
-    size = 2 * lanes if narrow else lanes
-    raw = Numbers(n.dtype, size, "i16", n.half) if narrow else n
+    size = 2 * lanes if n.storage == "i16" else lanes
     order = [(tap * plan.rows + r) * plan.block for r in range(plan.rows) for tap in range(taps)]
     table = m.table("tile_order", [*order, *order[-1:] * (-total % size)])
     with f.loop(0, total, size) as first:
@@ -510,14 +508,9 @@ def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
         for i in range(size):
             at = f.load(f.at(table, f.add(first, i), "i64"), "i64", 8)
             rows.append(f.load(f.at(sums, at, plan.sum), n.vector, size_of(plan.sum)))
-        if narrow:
-            both = (n.narrow_two(f, *rows[i : i + 2]) for i in range(0, size, 2))
-            mixed = [[i // 2 + lanes * (i % 2) for i in range(size)]]
-            turned = [shuffle(f, raw.vector, two, two, *mixed) for two in both]
-            rows = [f.op(f"bitcast {raw.vector} {two} to {n.vector}") for two in turned]
+        values, raw = turned(f, n, rows)
         mask = raw.window(f, 0, f.sub(total, first)) if total % size else None
-        for i, row in enumerate(transpose(f, rows, lanes, plan.sum)):
-            value = f.op(f"bitcast {n.vector} {row} to {raw.vector}") if narrow else row
+        for i, value in enumerate(values):
             raw.store(f, value, f.at(to, f.add(f.mul(i, plan.w_strides[2]), first), n.storage), mask)
     return f
 
