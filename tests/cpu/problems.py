@@ -78,6 +78,8 @@ def draw(rng: np.random.Generator, size: str = "small") -> Problem:
         elements = sum(p.size(role) for role in ("x", "w", "y"))
         if p.flops <= MOST[size] and elements <= 3e6 and prod(p.w) <= 2000:
             break
+    if p.x_strides:
+        return p
     return replace(p, **{f"{role}_strides": _strides(rng, p, role) for role in ("x", "w", "y")})
 
 
@@ -96,6 +98,8 @@ def _draw(rng: np.random.Generator) -> Problem:
         return _draw_rows(rng)
     if kind < 0.32:
         return _draw_stems(rng)
+    if kind < 0.38:
+        return _draw_images(rng)
     rank = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         axes = [_usual_axis(rng, rank) for _ in range(rank)]
@@ -155,6 +159,24 @@ def _draw_stems(rng: np.random.Generator) -> Problem:
     few, more = int(rng.integers(1, 9)), int(rng.choice([1, 3, 8, 17, 40]))
     cx, cy = (few, more) if rng.random() < 0.5 else (more, few)
     return _problem(rng, axes, int(rng.integers(1, 3)), 1, cx, cy)
+
+
+def _draw_images(rng: np.random.Generator) -> Problem:
+    """Pairs of images whose rows hold few pairs of pixels, or odd ones, mostly in bf16 and channels first."""
+    rank = int(rng.integers(1, 3))
+    axes = []
+    for _ in range(rank):
+        k, s, d = int(rng.integers(1, 6)), int(rng.choice([1, 1, 1, 2, 3])), int(rng.choice([1, 1, 2, 5]))
+        x = int(rng.integers(1, 40 if rank == 1 else 18))
+        axes.append(_axis(rng, x, k, s, d, int(rng.integers(0, k + 1)), int(rng.integers(0, k + 1))))
+    cx, cy = (int(v) for v in rng.choice(EDGES, 2))
+    p = _problem(rng, axes, int(rng.choice([2, 2, 4, 6, 3])), int(rng.choice([1, 1, 2])), cx, cy)
+    if rng.random() < 0.7:
+        p = replace(p, wanted="w", dtype="bf16", out_dtype=str(rng.choice(["bf16", "bf16", "f32"])), bias_stride=None)
+    if rng.random() < 0.3:
+        return p
+    strides = {f"{role}_strides": settle(p.shape(role), dense_strides(p.shape(role))) for role in ("x", "w", "y")}
+    return replace(p, **strides)
 
 
 def _draw_large(rng: np.random.Generator) -> Problem:

@@ -25,7 +25,7 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 def pack(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False, twin: int = 0,
+    known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False, twin: int | None = None,
 ) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
@@ -38,7 +38,7 @@ def pack(
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
     if join is None:
-        pitch *= 2 if twin else 1
+        pitch *= 1 if twin is None else 2
         run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank, twin)
         width = axes[-1].extent * pitch
     else:
@@ -89,7 +89,7 @@ def _rows(
 
 def string(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
-    first: int | None, twin: int = 0,
+    first: int | None, twin: int | None = None,
 ) -> Function:  # fmt: skip
     """A function that packs a box channel by channel: (tensor, band, start coordinate of each axis, channels).
 
@@ -102,7 +102,7 @@ def string(
     source, band, *starts, channels = f.args
     last = axes[-1]
     begin: Value = starts[3] if first is None else first
-    twins = 2 if twin else 1
+    twins = 1 if twin is None else 2
     each = n.lanes // twins
     wide = replace(n, lanes=each * last.step)
     every = [i * last.step for i in range(each)]
@@ -113,10 +113,11 @@ def string(
         def move(i: Value, to: str, start: Value, start_row: str = start_row) -> None:
             at = f.add(start, f.mul(i, last.step))
             mask = wide.window(f, f.sub(0, at), f.sub(last.size, at))
-            values = [wide.load(f, f.at(start_row, f.add(at, t * twin), n.storage), mask) for t in range(twins)]
+            shifts = (0,) if twin is None else (0, twin)
+            values = [wide.load(f, f.at(start_row, f.add(at, shift), n.storage), mask) for shift in shifts]
             if last.step > 1:
                 values = [shuffle(f, wide.vector, value, value, every) for value in values]
-            value = interleave(f, vector(each, n.sum), each, *values) if twin else values[0]
+            value = values[0] if twin is None else interleave(f, vector(each, n.sum), each, *values)
             f.store(value, f.at(to, f.mul(i, twins), n.sum), n.vector, size_of(n.sum))
 
         def run(which: Value, shift: Value, to: str = to) -> None:
@@ -154,7 +155,7 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
 
 def _run(
     m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
-    blank: bool, twin: int,
+    blank: bool, twin: int | None,
 ) -> Function:  # fmt: skip
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
@@ -169,7 +170,7 @@ def _run(
     f.call(clear, to, f.mul(low, pitch))
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
-    twins = 2 if twin else 1
+    shifts = (0,) if twin is None else (0, twin)
     if channel_step == 1 and _flat(axis, pitch, known):
         source = f.at(row, f.mul(f.add(first, low), pitch), n.storage)
         _copy(f, n, source, f.at(to, f.mul(low, pitch), n.sum), f.mul(f.sub(high, low), pitch), None)
@@ -185,16 +186,16 @@ def _run(
         last = f.sub(channels, 1)
         with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
             source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(i, step)), n.storage)
-            target = f.at(to, f.add(f.mul(i, pitch), f.mul(c, twins)), n.sum)
+            target = f.at(to, f.add(f.mul(i, pitch), f.mul(c, len(shifts))), n.sum)
             f.call(turn, source, target, f.sub(high, i), f.sub(last, c))
     else:
         with f.loop(low, high) as i:
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
             with f.loop(0, channels) as c:
-                for t in range(twins):
-                    value = n.load_one(f, f.at(source, f.add(f.mul(c, channel_step), t * twin), n.storage))
-                    f.store(value, f.at(pixel, f.add(f.mul(c, twins), t), n.sum), n.sum, item)
+                for t, shift in enumerate(shifts):
+                    value = n.load_one(f, f.at(source, f.add(f.mul(c, channel_step), shift), n.storage))
+                    f.store(value, f.at(pixel, f.add(f.mul(c, len(shifts)), t), n.sum), n.sum, item)
     f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
     return f
 
@@ -312,7 +313,7 @@ def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[
 
 
 def _turn(
-    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool, twin: int
+    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool, twin: int | None
 ) -> Function:
     """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
     are zeros if `blank`.
@@ -324,14 +325,14 @@ def _turn(
     wide = replace(n, lanes=n.lanes * step)
     mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
     every = [i * step for i in range(n.lanes)]
-    unit = "float" if twin else n.sum
+    unit = n.sum if twin is None else "float"
     kind = vector(n.lanes, unit)
     rows = []
     for i in range(n.lanes):
         channel = f.min(last, i)
         row = wide.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask)
         row = row if step == 1 else shuffle(f, wide.vector, row, row, every)
-        if twin:
+        if twin is not None:
             other = wide.load(f, f.at(source, f.add(f.mul(channel, channel_step), twin), n.storage), mask)
             other = other if step == 1 else shuffle(f, wide.vector, other, other, every)
             both = interleave(f, n.vector, n.lanes, row, other)

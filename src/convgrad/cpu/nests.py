@@ -494,12 +494,12 @@ class Reduce(Nest):
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
-    def runs(self, side: str) -> tuple[tuple[Packed, ...], int, int]:
+    def runs(self, side: str) -> tuple[tuple[Packed, ...], int | None, int]:
         """How a side is packed, the last axis being that along which pixels lie together: its axes in that order, how
         many elements further the other of two twins is, and how many pixels of the last axis one of the last but one
         is: 0, unless rows follow each other, in y as in the band, and are one.
         """
-        packs, twin = (self.x_packs if side == "x" else self.y_packs), 0
+        packs, twin = (self.x_packs if side == "x" else self.y_packs), None
         if self.twins:
             packs, twin = (*packs[:2], Packed(1, 0, 1), packs[2]), packs[3].stride
         outer, rows, row = packs[:1] if self.twins else packs[:2], packs[1 if self.twins else 2], packs[3]
