@@ -469,17 +469,24 @@ def _busy(times: int, size: int, part: int, slices: int, threads: int) -> float:
 
 
 def _by_images(shape: Shape) -> Shape:
-    """The same problem with pairs of images innermost, if pairs along a row would often lack a partner."""
-    unused, images, *_, row = shape.axes
+    """The same problem with pairs of images innermost, if pairs along a row would often lack a partner.
+
+    Any axis without a kernel serves as images.
+    """
+    *outer, row = shape.axes
     ends = [met_by(row, o) for o in offsets(row, True)]
     met = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in met)
     filled = sum(high - low for low, high in met) > 0.99 * places
-    if filled or not (unused.plain and unused.x == 1 and images.plain and images.x % 2 == 0):
+    plain = [i for i, a in enumerate(outer) if a.plain and a.x % 2 == 0]
+    unused = [i for i, a in enumerate(outer) if a.plain and a.x == 1]
+    if filled or not plain or not unused:
         return shape
+    images = outer[plain[-1]]
     half = images.x // 2
-    outer = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
-    return replace(shape, axes=(outer, *shape.axes[2:], replace(images, x=2, y=2)))
+    outer[plain[-1]] = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
+    del outer[unused[0]]
+    return replace(shape, axes=(*outer, row, replace(images, x=2, y=2)))
 
 
 def _paired_in_place(a: Axis) -> set[str]:
