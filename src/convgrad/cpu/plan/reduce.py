@@ -242,6 +242,8 @@ class Planner:
             lane_bytes, row_bytes = block * (2 if self.pairs else item), pitch(min(self.crow, 256), self.lanes) * item
             if self.strung and self.pairs:
                 row_bytes //= 2
+            elif self.pairs and not self.in_place and self.taps > 1 and self.crow >= 4 * self.lanes:
+                lane_bytes += LINE // 2  # what is spread, a part of a line for two pixels
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
         self.box = _cut(axes, self.target, lane_bytes, row_bytes)
