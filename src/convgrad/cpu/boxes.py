@@ -102,10 +102,10 @@ def string(
     source, band, *starts, channels = f.args
     last = axes[-1]
     begin: Value = starts[3] if first is None else first
-    twins = 1 if twin is None else 2
-    each = n.lanes // twins
-    wide = replace(n, lanes=each * last.step)
-    every = [i * last.step for i in range(each)]
+    shifts = _shifts(twin)
+    twins = len(shifts)
+    each = replace(n, lanes=n.lanes // twins)
+    wide = replace(n, lanes=each.lanes * last.step)
     with f.loop(0, channels) as c, _rows(m, f, name, axes, starts) as (row, inside, offset):
         to = f.at(band, f.add(f.mul(c, pitch), f.mul(row, twins * last.extent)), n.sum)
         start_row = f.at(source, f.add(f.mul(c, channel_step), offset), n.storage)
@@ -113,21 +113,18 @@ def string(
         def move(i: Value, to: str, start: Value, start_row: str = start_row) -> None:
             at = f.add(start, f.mul(i, last.step))
             mask = wide.window(f, f.sub(0, at), f.sub(last.size, at))
-            shifts = (0,) if twin is None else (0, twin)
-            values = [wide.load(f, f.at(start_row, f.add(at, shift), n.storage), mask) for shift in shifts]
-            if last.step > 1:
-                values = [shuffle(f, wide.vector, value, value, every) for value in values]
-            value = values[0] if twin is None else interleave(f, vector(each, n.sum), each, *values)
+            values = [_thin(f, each, f.at(start_row, f.add(at, s), n.storage), last.step, mask) for s in shifts]
+            value = values[0] if twins == 1 else interleave(f, each.vector, each.lanes, *values)
             f.store(value, f.at(to, f.mul(i, twins), n.sum), n.vector, size_of(n.sum))
 
         def run(which: Value, shift: Value, to: str = to) -> None:
             to = f.at(to, f.mul(which, twins * last.count), n.sum)
             start = f.add(begin, shift)
-            if last.count <= 8 * each:
-                for i in range(0, last.count, each):
+            if last.count <= 8 * each.lanes:
+                for i in range(0, last.count, each.lanes):
                     move(i, to, start)
                 return
-            with f.loop(0, last.count, each) as place:
+            with f.loop(0, last.count, each.lanes) as place:
                 move(place, to, start)
 
         branch = f.either(inside)
@@ -142,6 +139,18 @@ def string(
         f.call(clear, to, twins * last.extent)
         f.join(branch)
     return f
+
+
+def _shifts(twin: int | None) -> tuple[int, ...]:
+    """How far from a pixel those that make its entry are."""
+    return (0,) if twin is None else (0, twin)
+
+
+def _thin(f: Function, n: Numbers, place: str, step: int, mask: str | None) -> str:
+    """A vector of elements that lie `step` apart: a longer one is read, by a mask, and thinned out."""
+    wide = replace(n, lanes=n.lanes * step)
+    value = wide.load(f, place, mask)
+    return value if step == 1 else shuffle(f, wide.vector, value, value, [i * step for i in range(n.lanes)])
 
 
 def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, entry: Value) -> Value:
@@ -170,7 +179,7 @@ def _run(
     f.call(clear, to, f.mul(low, pitch))
     square = n.lanes >= 4 and n.lanes & (n.lanes - 1) == 0
     item = size_of(n.sum)
-    shifts = (0,) if twin is None else (0, twin)
+    shifts = _shifts(twin)
     if channel_step == 1 and _flat(axis, pitch, known):
         source = f.at(row, f.mul(f.add(first, low), pitch), n.storage)
         _copy(f, n, source, f.at(to, f.mul(low, pitch), n.sum), f.mul(f.sub(high, low), pitch), None)
@@ -324,18 +333,14 @@ def _turn(
     source, to, pixels, last = f.args
     wide = replace(n, lanes=n.lanes * step)
     mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
-    every = [i * step for i in range(n.lanes)]
     unit = n.sum if twin is None else "float"
     kind = vector(n.lanes, unit)
     rows = []
     for i in range(n.lanes):
-        channel = f.min(last, i)
-        row = wide.load(f, f.at(source, f.mul(channel, channel_step), n.storage), mask)
-        row = row if step == 1 else shuffle(f, wide.vector, row, row, every)
-        if twin is not None:
-            other = wide.load(f, f.at(source, f.add(f.mul(channel, channel_step), twin), n.storage), mask)
-            other = other if step == 1 else shuffle(f, wide.vector, other, other, every)
-            both = interleave(f, n.vector, n.lanes, row, other)
+        channel = f.mul(f.min(last, i), channel_step)
+        row, *other = (_thin(f, n, f.at(source, f.add(channel, s), n.storage), step, mask) for s in _shifts(twin))
+        if other:
+            both = interleave(f, n.vector, n.lanes, row, *other)
             row = f.op(f"bitcast {vector(2 * n.lanes, n.sum)} {both} to {kind}")
         if blank:
             row = f.op(f"select i1 {f.test('sle', i, last)}, {n.vector} {row}, {n.vector} zeroinitializer")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import ceil, prod
+from typing import NamedTuple
 
 from ..spec.problem import Ints
 
@@ -335,6 +336,14 @@ class Gather(Nest):
         }
 
 
+class Runs(NamedTuple):
+    """How one side of a weight gradient is packed."""
+
+    axes: tuple[Packed, ...]  # always four, the last one being that along which pixels lie together
+    twin: int | None  # elements from a pixel to that of the other image, if pairs are of two
+    row: int  # pixels of a row, if rows follow each other and the last axis is all of them; else 0
+
+
 @dataclass(frozen=True)
 class Reduce(Nest):
     """The plan for w. See the module's text for the loop nest."""
@@ -494,20 +503,19 @@ class Reduce(Nest):
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
-    def runs(self, side: str) -> tuple[tuple[Packed, ...], int | None, int]:
-        """How a side is packed, the last axis being that along which pixels lie together: its axes in that order, how
-        many elements further the other of two twins is, and how many pixels of the last axis one of the last but one
-        is: 0, unless rows follow each other, in y as in the band, and are one.
-        """
-        packs, twin = (self.x_packs if side == "x" else self.y_packs), None
+    def runs(self, side: str) -> Runs:
+        """How a side is packed."""
+        packs = self.x_packs if side == "x" else self.y_packs
+        twin = None
         if self.twins:
-            packs, twin = (*packs[:2], Packed(1, 0, 1), packs[2]), packs[3].stride
-        outer, rows, row = packs[:1] if self.twins else packs[:2], packs[1 if self.twins else 2], packs[3]
-        follow = row.count == row.size and rows.count > 1 and rows.stride == row.size * row.stride
-        if side == "x" or not follow:
-            return packs, twin, 0
-        whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
-        return (*outer, *[Packed(1, 0, 1)] * (3 - len(outer)), whole), twin, row.size
+            *packs_before, columns, images = packs
+            packs, twin = (*packs_before, columns), images.stride
+        *outer, rows, row = packs
+        # Rows of y follow each other where they are packed whole; those of x have padding between them.
+        if side == "y" and rows.count > 1 and row.count == row.size and rows.stride == row.size * row.stride:
+            whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
+            return Runs(_filled(outer, whole), twin, row.size)
+        return Runs(_filled([*outer, rows], row), twin, 0)
 
     def _band(self, side: str, steps: int, pitch: int) -> int:
         """Elements of the band of a side, and room beyond it."""
@@ -676,6 +684,11 @@ def pitch(channels: int, lanes: int) -> int:
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+
+
+def _filled(outer: list[Packed], last: Packed) -> tuple[Packed, ...]:
+    """Four axes, of which some may be missing between the outer ones and the last."""
+    return (*outer, *[Packed(1, 0, 1)] * (3 - len(outer)), last)
 
 
 def _tail(channels: int, lanes: int, vectors: int) -> int:

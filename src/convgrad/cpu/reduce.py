@@ -182,11 +182,13 @@ def _coming(
 
 def _starts(f: Function, plan: Reduce, side: str, start: Sequence[Value]) -> list[Value]:
     """Where a box begins on one side, along the axes as they are packed."""
-    _, _, row = plan.runs(side)
-    if plan.twins:
-        first, rows, column, _ = start
-        return [first, 0, 0, f.add(f.mul(rows, row), column)] if row else [first, rows, 0, column]
-    return [*start[:2], 0, f.add(f.mul(start[2], row), start[3])] if row else list(start)
+    row = plan.runs(side).row
+    *outer, rows, column = start[:3] if plan.twins else start
+    if row:
+        column = f.add(f.mul(rows, row), column)
+    else:
+        outer.append(rows)
+    return [*outer, *[0] * (3 - len(outer)), column]
 
 
 def _inside(
