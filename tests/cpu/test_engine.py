@@ -49,6 +49,8 @@ NAMED = {
     "pairs of images, rows of y": "w bf16 n4 g1 cx33 cy7 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
     "pairs of images, always the same x": "w bf16 n4 g1 cx20 cy40 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@0,0,49,7,1",
     "pairs of images, always the same y": "w bf16 n4 g1 cx20 cy40 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 y@0,0,49,7,1",
+    "channels and pixels of x on each other": "w bf16 n4 g1 cx20 cy40 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@1000,0,1,7,1",
+    "channels and pixels of y on each other": "w bf16 n4 g1 cx20 cy40 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 y@1000,0,1,7,1",
     "rows as they lie, in pairs": "w bf16 n1 g1 cx20 cy40 x9x80 w3x3 y9x80 s1x1 d1x1 p1x1",
     "rows as they lie, in pairs, thinned": "w bf16 n1 g1 cx20 cy40 x9x81 w3x5 y5x27 s2x3 d1x1 p1x2",
     "rows as they lie, in pairs, thinned by dilation": "w bf16 n1 g1 cx20 cy40 x90 w3 y43 s2 d2 p0",
@@ -288,7 +290,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         lambda r: r.strings("x") and r.pairs and r.x_packs[3].step > 2 and r.x_packs[3].offsets == (0, 1, 2)
     ),
     "rows as they lie, many runs": _reduce(lambda r: r.strings("x") and r.pairs and len(r.x_packs[3].offsets) > 8),
-    "rows of y that follow each other": _reduce(lambda r: r.runs("y").row > 0 and not r.lies("y")),
+    "rows of y that follow each other": _reduce(lambda r: r.packing("y").row > 0 and not r.lies("y")),
     "every other pixel the first of a pair": _reduce(lambda r: r.pairs and r.x_join[1] > 1),
     "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
     "reduce in boxes, the last one smaller": _reduce(

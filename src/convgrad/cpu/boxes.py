@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .ir import Function, Module, Value, vector
 from .nests import Packed
-from .numbers import Numbers, interleave, shuffle, size_of, transpose
+from .numbers import Numbers, by_turns, interleave, shuffle, size_of, transpose
 from .target import LINE
 
 
@@ -58,7 +58,7 @@ def pack(
             table = m.table(f"{name}_3", last.offsets)
             with f.loop(0, len(last.offsets)) as r:
                 shift = f.load(f.at(table, r, "i64"), "i64", 8)
-                segment = f.at(to, f.mul(r, last.count * pitch), n.sum)
+                segment = f.at(to, f.mul(r, width // len(last.offsets)), n.sum)
                 f.call(run, start_row, segment, f.add(starts[3], shift), channels)
         f.otherwise(branch)
         f.call(clear, to, width)
@@ -343,7 +343,7 @@ def _turn(
             both = interleave(f, n.vector, n.lanes, row, *other)
             row = f.op(f"bitcast {vector(2 * n.lanes, n.sum)} {both} to {kind}")
         if blank:
-            row = f.op(f"select i1 {f.test('sle', i, last)}, {n.vector} {row}, {n.vector} zeroinitializer")
+            row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
         rows.append(row)
     for i, row in enumerate(transpose(f, rows, n.lanes, unit)):
         f.store(row, f.at(to, i * pitch, n.sum), kind, size_of(n.sum))
@@ -355,7 +355,7 @@ def _turn_pairs(m: Module, name: str, n: Numbers, channel_step: int, pitch: int)
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
     source, to, pixels, last = f.args
     pixel = replace(n, lanes=2 * n.lanes)
-    mask = pixel.window(f, 0, pixels)
+    mask = pixel.mask(f, pixels)
     kind = vector(n.lanes, "float")
     rows = []
     for i in range(n.lanes):
@@ -483,7 +483,7 @@ def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Num
     words = []
     for low, high in zip(rows[::2], rows[1::2], strict=True):
         both = n.narrow_two(f, low, high)
-        mixed = shuffle(f, raw.vector, both, both, [i // 2 + n.lanes * (i % 2) for i in range(raw.lanes)])
+        mixed = shuffle(f, raw.vector, both, both, by_turns(n.lanes))
         words.append(f.op(f"bitcast {raw.vector} {mixed} to {n.vector}"))
     lanes = transpose(f, words, n.lanes, n.sum)
     return [f.op(f"bitcast {n.vector} {lane} to {raw.vector}") for lane in lanes], raw
@@ -499,9 +499,11 @@ def turn_back(
     """
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
     source, to, pixels, channels = f.args
+    if twice and accumulate:
+        raise ValueError("results that are added to others are not rounded before")
     count = 2 * n.lanes if twice else n.lanes
     rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(count)]
-    lanes, n = turned(f, n, rows)
+    lanes, n = turned(f, n, rows)  # from here on numbers as they lie in the tensor, if they are rounded already
 
     def from_memory(write: Callable[[str, str], None]) -> None:
         square = f.name_value()
@@ -517,8 +519,8 @@ def turn_back(
         # Channels may lie anyhow, so each row of the square is asked.
         from_memory(lambda value, place: put(f, n, value, place, pixels))
         return f
-    mask = n.window(f, 0, pixels)
-    if n.lanes * size_of(n.sum) < LINE:  # masks would be many branches
+    mask = n.mask(f, pixels)
+    if n.lanes * size_of(n.sum) < LINE:  # where vectors are short, masks may be many branches
         from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
         return f
     branch = f.either(f.test("sge", channels, len(lanes)))

@@ -34,8 +34,8 @@ def up(value: int, step: int) -> int:
 class Packed:
     """How one axis of a tensor is copied into a band.
 
-    Entry e of the band holds coordinate start + e; or, when `offsets` are given, the band holds one run of `count`
-    entries per offset, entry q of run r being coordinate start + q*step + offsets[r].
+    The band holds one run of `count` entries per offset, entry q of run r being coordinate start + q*step + offsets[r].
+    As a rule there is one run, of coordinates start, start + 1, ...
     """
 
     size: int
@@ -336,7 +336,7 @@ class Gather(Nest):
         }
 
 
-class Runs(NamedTuple):
+class Packing(NamedTuple):
     """How one side of a weight gradient is packed."""
 
     axes: tuple[Packed, ...]  # always four, the last one being that along which pixels lie together
@@ -361,12 +361,12 @@ class Reduce(Nest):
     share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
     pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
     twins: bool  # those of a pair are of two images, the last axis, and rows lie along the last but one
-    x_join: tuple[int, int]  # in the band of x: pixels between those of a pair, and between the first of each
+    x_join: tuple[int, int]  # pixels between those of a pair made in the band of x, and between the first of each
     y_join: tuple[int, int]
     sizes_y: Ints  # pixels of y along each axis
     box: Ints
     x_packs: tuple[Packed, ...]
-    x_pitch: int  # elements between pixels in the band of x
+    x_pitch: int  # elements between pixels in the band of x, or between channels if it is strung
     x_low: Ints
     x_sigma: Ints
     x_walk: Ints  # elements between the x of neighbouring o, along each axis
@@ -375,7 +375,7 @@ class Reduce(Nest):
     y_walk: Ints
     in_place: bool  # the row side is read where it lies
     lanes_in_place: bool  # so is the lane side
-    strung: bool  # the row side is packed channel by channel, its pixels side by side; pitch is between channels
+    strung: bool  # the row side is packed channel by channel, as it lies: neighbouring pixels are pairs already
     row_part: int  # row channels of one task
     lane_part: int  # blocks of lanes of one task
     x_channel: Ints
@@ -495,15 +495,15 @@ class Reduce(Nest):
         beyond = self.lanes * self.rows * self.block
         return {
             "sums": up(self.slab * self.tasks + beyond if self.slices > 1 else 0, line),
-            ".x": up(self._band("x", self.x_steps, self.x_pitch), line),
-            ".y": up(self._band("y", self.y_steps, self.y_pitch), line),
+            ".x": up(self._band("x"), line),
+            ".y": up(self._band("y"), line),
             ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
-            ".x_raw": up(self._raw("x", self.x_entries, self.x_pitch), line),
-            ".y_raw": up(self._raw("y", self.y_entries, self.y_pitch), line),
+            ".x_raw": up(self._raw("x"), line),
+            ".y_raw": up(self._raw("y"), line),
             ".lines": up(_table(self.ahead, self.sum), line),
         }
 
-    def runs(self, side: str) -> Runs:
+    def packing(self, side: str) -> Packing:
         """How a side is packed."""
         packs = self.x_packs if side == "x" else self.y_packs
         twin = None
@@ -514,11 +514,12 @@ class Reduce(Nest):
         # Rows of y follow each other where they are packed whole; those of x have padding between them.
         if side == "y" and rows.count > 1 and row.count == row.size and rows.stride == row.size * row.stride:
             whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
-            return Runs(_filled(outer, whole), twin, row.size)
-        return Runs(_filled([*outer, rows], row), twin, 0)
+            return Packing(_filled(outer, whole), twin, row.size)
+        return Packing(_filled([*outer, rows], row), twin, 0)
 
-    def _band(self, side: str, steps: int, pitch: int) -> int:
+    def _band(self, side: str) -> int:
         """Elements of the band of a side, and room beyond it."""
+        steps, pitch = (self.x_steps, self.x_pitch) if side == "x" else (self.y_steps, self.y_pitch)
         if self.strings(side):
             return ceil((self.row_part * pitch + 2 * self.lanes) / (2 if self.pairs else 1))
         parts = 1 if side == self.row_side and not self.share else self.lane_part
@@ -548,9 +549,10 @@ class Reduce(Nest):
         low = self.x_low[-1] if side == "x" else 0
         return "pixels" if join == (1, 2) and last.stride == last.step == 1 and low == last.offsets[0] == 0 else "copy"
 
-    def _raw(self, side: str, entries: int, pitch: int) -> int:
+    def _raw(self, side: str) -> int:
         """Elements for pixels as they come, before they are paired."""
-        apart = (self.x_join if side == "x" else self.y_join)[0]
+        x, y = (self.x_entries, self.x_pitch, self.x_join), (self.y_entries, self.y_pitch, self.y_join)
+        entries, pitch, (apart, _) = x if side == "x" else y
         return ceil((entries + 2 * self.lanes + apart) * pitch / 2) if self.joining(side) == "copy" else 0
 
 

@@ -25,8 +25,8 @@ class Numbers:
     """Vectors of so many lanes of an accumulator type ("float" or "double"), for one dtype of a tensor.
 
     `half` says that the machine converts f16 by itself; otherwise it is done with integers. `dots` says that it rounds
-    to bf16 by itself, subnormal numbers to zero, as its dot products leave them. With `sum` "i16" the elements of a
-    bf16 tensor are moved as they are.
+    to bf16 by itself, subnormal numbers to zero, as its dot products leave them. With `sum` "i16" elements of 16 bits
+    are moved as they are.
     """
 
     dtype: str
@@ -68,24 +68,21 @@ class Numbers:
 
     def mask(self, f: Function, count: Value) -> str:
         """A mask of the first `count` lanes."""
-        steps = "<" + ", ".join(f"i64 {i}" for i in range(self.lanes)) + ">"
-        return f.op(f"icmp slt {vector(self.lanes, 'i64')} {steps}, {splat(f, self.lanes, 'i64', count)}")
+        return self._beside(f, "slt", count)
 
     def window(self, f: Function, low: Value, high: Value) -> str | None:
         """A mask of the lanes from `low` up to `high`, which may lie anywhere; None for all of them."""
-        bits = vector(self.lanes, "i1")
         if isinstance(low, int) and isinstance(high, int):
             there = [low <= i < high for i in range(self.lanes)]
             return None if all(there) else "<" + ", ".join(f"i1 {str(b).lower()}" for b in there) + ">"
-        shorts = vector(self.lanes, "i16")
+        above, below = self._beside(f, "sge", low), self._beside(f, "slt", high)
+        return f.op(f"and {vector(self.lanes, 'i1')} {above}, {below}")
+
+    def _beside(self, f: Function, relation: str, end: Value) -> str:
+        """A mask of the lanes on one side of an end, which may lie anywhere."""
         steps = "<" + ", ".join(f"i16 {i}" for i in range(self.lanes)) + ">"
-        ends = []
-        for end in (low, high):
-            clamped = f.min(f.max(end, 0), self.lanes)
-            ends.append(splat(f, self.lanes, "i16", f.op(f"trunc i64 {clamped} to i16")))
-        above = f.op(f"icmp sge {shorts} {steps}, {ends[0]}")
-        below = f.op(f"icmp slt {shorts} {steps}, {ends[1]}")
-        return f.op(f"and {bits} {above}, {below}")
+        short = f.op(f"trunc i64 {f.min(f.max(end, 0), self.lanes)} to i16")
+        return f.op(f"icmp {relation} {vector(self.lanes, 'i16')} {steps}, {splat(f, self.lanes, 'i16', short)}")
 
     def marked(self, f: Function, table: str) -> str:
         """A mask of the lanes whose number in a table is not zero."""
@@ -281,7 +278,12 @@ def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
 
 def interleave(f: Function, kind: str, lanes: int, a: str, b: str) -> str:
     """Lanes of two vectors by turns, in one of twice the length."""
-    return shuffle(f, kind, a, b, [i // 2 + lanes * (i % 2) for i in range(2 * lanes)])
+    return shuffle(f, kind, a, b, by_turns(lanes))
+
+
+def by_turns(lanes: int) -> list[int]:
+    """The order that takes the lanes of two vectors, or of the halves of one, by turns."""
+    return [i // 2 + lanes * (i % 2) for i in range(2 * lanes)]
 
 
 def _mangled(lanes: int, type_: str) -> str:

@@ -41,7 +41,7 @@ def write(plan: Reduce) -> str:
     ):
         if plan.lies(side):
             continue
-        packs, twin, _ = plan.runs(side)
+        packs, twin, _ = plan.packing(side)
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
             known = plan.row_part
@@ -182,7 +182,7 @@ def _coming(
 
 def _starts(f: Function, plan: Reduce, side: str, start: Sequence[Value]) -> list[Value]:
     """Where a box begins on one side, along the axes as they are packed."""
-    row = plan.runs(side).row
+    row = plan.packing(side).row
     *outer, rows, column = start[:3] if plan.twins else start
     if row:
         column = f.add(f.mul(rows, row), column)
@@ -511,7 +511,7 @@ def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
             at = f.load(f.at(table, f.add(first, i), "i64"), "i64", 8)
             rows.append(f.load(f.at(sums, at, plan.sum), n.vector, size_of(plan.sum)))
         values, raw = turned(f, n, rows)
-        mask = raw.window(f, 0, f.sub(total, first)) if total % size else None
+        mask = raw.mask(f, f.sub(total, first)) if total % size else None
         for i, value in enumerate(values):
             raw.store(f, value, f.at(to, f.add(f.mul(i, plan.w_strides[2]), first), n.storage), mask)
     return f

@@ -114,8 +114,8 @@ class Planner:
         self._cut_results()
         self._spare_copies()
         self._lay_bands()
-        parts = self.row_part if self.strung and self.row_side == "x" else prod(q.extent for q in self.x_packs)
-        band = parts * self.x_pitch * self.item
+        pitches = self.row_part if self.strung and self.row_side == "x" else prod(q.extent for q in self.x_packs)
+        band = pitches * self.x_pitch * self.item
         if band > max(64 << 20, 4 * self.p.bytes):
             return Declined(f"a band of {band >> 20} MiB for one box of pixels")
         self._use_caches()
@@ -141,11 +141,11 @@ class Planner:
             self.rows = step * p.cx
             self.why.append(f"{self.lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
         else:
-            last = self.shape.axes[-1]
-            channels_lie, pixels_lie = self.x_channel[1] == self.y_channel[1] == 1, last.x_step == last.y_step == 1
-            if dotted and (channels_lie or pixels_lie):
+            last, channels = self.shape.axes[-1], {self.x_channel[1], self.y_channel[1]}
+            pixels_lie = last.x_step == last.y_step == 1 and 1 not in channels
+            if dotted and (channels == {1} or pixels_lie):
                 self.shape = _by_images(self.shape)
-            self.twins = last is not self.shape.axes[-1] and not channels_lie
+            self.twins = pixels_lie and last is not self.shape.axes[-1]
             self.pairs = dotted and self.shape.axes[-1].y > 1
             if self.turned is None:
                 self._fit(self._cost, NARROW_PAIRS if dotted else NARROW)
@@ -228,8 +228,10 @@ class Planner:
     def _strings(self, side: str) -> bool:
         """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
         last = self.shape.axes[-2 if self.twins else -1]
-        pixel, channel = (last.x_step, self.x_channel) if side == "x" else (last.y_step, self.y_channel)
-        return pixel == 1 and channel[1] != 1 and last.stride <= THIN
+        if side == "y":
+            return last.y_step == 1 != self.y_channel[1]
+        most = THIN if self.target.registers >= 32 else 2  # elsewhere masks may be many branches
+        return last.x_step == 1 != self.x_channel[1] and last.stride <= most
 
     def _cut_pixels(self) -> None:
         """Boxes of pixels, and the parts of the sum: neither may depend on the number of threads."""
@@ -382,14 +384,13 @@ class Planner:
         thin = self.pairs and x_strung and not self.twins
         met = [*box[:-1], up(box[-1], 2)] if thin else box
         self.walks = walks_of(axes, True, met, (False,) * AXES, x_in_place, thin)
-        ways = zip(axes, self.walks, range(AXES), strict=True)
-        self.x_packs = tuple(packed(a, w, True, x_in_place, thin and i == AXES - 1) for a, w, i in ways)
+        self.x_packs = tuple(packed(a, w, True, x_in_place) for a, w in zip(axes, self.walks, strict=True))
         self.x_join, self.y_join = (0, 1), (0, 1)
         next_ = self.walks[-1].stride_in_band
         if self.pairs:
-            # A last pixel of y without a partner gets a zero. Where taps lie beside each other along a row, every pixel
-            # of x is the first of a pair; else every other one.
-            # Where pixels lie side by side, any two neighbours are a pair already.
+            # A last pixel of y without a partner gets a zero. Where rows are packed as they lie, any two neighbours are
+            # a pair; else where taps lie beside each other along a row, every pixel of x is the first of one; else
+            # every other pixel.
             self.x_join = (0, 1) if x_strung else (next_, 2 * next_ if axes[-1].k == 1 else 1)
             self.y_join = (0, 1) if y_strung else (1, 2)
             *y_outer, y_last = self.y_packs

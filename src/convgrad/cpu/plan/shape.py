@@ -164,12 +164,12 @@ def _separate(a: Axis, box: int, sigma: int, found: list[int]) -> bool:
 
 
 def _thinned(box: int, sigma: int, found: list[int]) -> tuple[list[int], int]:
-    """Every how manieth input is met, as runs: the first of each after the lowest, and how long they are."""
+    """Runs of every `sigma`th input, as many as are met: how far from the lowest each begins, and how long they are."""
     ahead = [o - min(found) for o in found]
     return sorted({o % sigma for o in ahead}), box + max(ahead) // sigma
 
 
-def packed(a: Axis, w: Walk, forward: bool, in_place: bool, thinned: bool = False) -> Packed:
+def packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
     """How the input of an axis is copied for a box."""
     size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
     found = offsets(a, forward)
@@ -177,7 +177,7 @@ def packed(a: Axis, w: Walk, forward: bool, in_place: bool, thinned: bool = Fals
         return Packed(size, stride, 1)
     if _separate(a, w.box, w.sigma, found):
         return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(found))))
-    if thinned:
+    if w.stride_in_band < w.sigma:
         residues, count = _thinned(w.box, w.sigma, found)
         return Packed(size, stride, count, w.sigma, tuple(residues))
     return Packed(size, stride, (w.box - 1) * w.sigma + reach(a, forward))
