@@ -80,9 +80,11 @@ class Numbers:
 
     def _beside(self, f: Function, relation: str, end: Value) -> str:
         """A mask of the lanes on one side of an end, which may lie anywhere."""
-        steps = "<" + ", ".join(f"i16 {i}" for i in range(self.lanes)) + ">"
-        short = f.op(f"trunc i64 {f.min(f.max(end, 0), self.lanes)} to i16")
-        return f.op(f"icmp {relation} {vector(self.lanes, 'i16')} {steps}, {splat(f, self.lanes, 'i16', short)}")
+        kind = "i64"
+        if self.lanes > 16:  # many vectors, if lanes were counted in so many bits
+            kind, end = "i16", f.op(f"trunc i64 {f.min(f.max(end, 0), self.lanes)} to i16")
+        steps = "<" + ", ".join(f"{kind} {i}" for i in range(self.lanes)) + ">"
+        return f.op(f"icmp {relation} {vector(self.lanes, kind)} {steps}, {splat(f, self.lanes, kind, end)}")
 
     def marked(self, f: Function, table: str) -> str:
         """A mask of the lanes whose number in a table is not zero."""
