@@ -206,8 +206,10 @@ class Planner:
             pixel_bytes += self.run * sum(group_bytes)
         # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
         # spoils, so which of them are taken must not depend on the number of threads.
+        along = (axes[-1].y_step if forward else axes[-1].x_step) == 1  # results lie together along rows
+        line = LINE // min(self.size, self.out_size) if along else 1
         few, box = (
-            _cut(axes, forward, threads, pixel_bytes, budget, self.most, self.rows, self.runs * self.parts)
+            _cut(axes, forward, threads, pixel_bytes, budget, self.most, self.rows, self.runs * self.parts, line)
             for threads in (TEAM, self.threads)
         )
         length = self.share[0] if self.share else self.cin
@@ -426,9 +428,12 @@ def _best_split(
 
 def _cut(
     axes: tuple[Axis, ...], forward: bool, threads: int, pixel_bytes: int, budget: int, most: int, rows: int,
-    groups: int,
+    groups: int, line: int,
 ) -> list[int]:  # fmt: skip
-    """Cut the output into boxes: long along the last axis, then as high as the cache allows."""
+    """Cut the output into boxes: long along the last axis, then as high as the cache allows.
+
+    Where the last axis is cut, it is so many results, a line of memory, or a multiple of them, that begin a box.
+    """
     phi = [1 if forward else a.stride for a in axes]
     sigma = [a.stride if forward else 1 for a in axes]
     count = [ceil((a.y if forward else a.x) / f) for a, f in zip(axes, phi, strict=True)]
@@ -462,11 +467,19 @@ def _cut(
             break
         while number(box) < 3 * threads and box[i] > 1 and prod(box) >= 8 * rows:
             box[i] = ceil(box[i] / 2)
-    return _evened(count, box, groups, threads)
+    return _evened(count, box, groups, threads, ceil(line / phi[-1]))
 
 
-def _evened(count: Sequence[int], box: list[int], groups: int, threads: int) -> list[int]:
-    """Boxes with which threads come to an end together: the outermost axis that is cut, in some more pieces."""
+def _evened(count: Sequence[int], box: list[int], groups: int, threads: int, line: int) -> list[int]:
+    """Boxes with which threads come to an end together: the outermost axis that is cut, in some more pieces. Along the
+    last axis they are whole lines.
+    """
+    last = len(box) - 1
+
+    def whole(size: int, i: int) -> int:
+        return up(size, line) if i == last and 2 * line <= size < count[i] else size
+
+    box = [whole(b, i) for i, b in enumerate(box)]
     cut = next((i for i, (c, b) in enumerate(zip(count, box, strict=True)) if b < c), None)
     if cut is None or groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) > 32 * threads:
         return box  # nothing to cut, or so many pieces that nothing is lost
@@ -477,7 +490,7 @@ def _evened(count: Sequence[int], box: list[int], groups: int, threads: int) -> 
         pieces = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(count, lengths, strict=True)]
         return _lost(groups * [prod(each) for each in product(*pieces)], threads) + 0.02 * len(pieces[cut]) / least
 
-    best = min((ceil(count[cut] / cuts) for cuts in range(least, least + 8)), key=lost)
+    best = min((whole(ceil(count[cut] / cuts), cut) for cuts in range(least, least + 8)), key=lost)
     return [best if i == cut else b for i, b in enumerate(box)]
 
 
