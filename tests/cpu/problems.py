@@ -287,7 +287,7 @@ def _problem(rng: np.random.Generator, axes: Sequence[Numbers], n: int, g: int, 
 
 
 def _strides(rng: np.random.Generator, p: Problem, role: str) -> tuple[int, ...]:
-    """Strides of one tensor: the usual layouts, any permutation, gaps, backwards, and for inputs broadcast axes.
+    """Strides of one tensor: the usual layouts, any permutation, gaps, backwards; for inputs axes on each other, too.
 
     Groups and channels of x and y are one axis of the caller's array: a group is all its channels away from the next.
     Weights of old documents put the group on either channel, so there the three are on their own.
@@ -311,7 +311,8 @@ def _strides(rng: np.random.Generator, p: Problem, role: str) -> tuple[int, ...]
     if kind > 0.9:
         strides = [-s if rng.random() < 0.3 else s for s in strides]
     if kind > 0.95 and role != p.wanted:
-        strides[int(rng.integers(0, len(strides)))] = 0
+        one, other = (int(v) for v in rng.integers(0, len(strides), 2))
+        strides[one] = strides[other] if kind > 0.975 else 0
     if role != "w":
         strides[1:2] = [strides[1] * shape[2], strides[1]]
     return settle(shape, tuple(strides))
