@@ -248,7 +248,8 @@ class Planner:
                 lane_bytes += LINE // 2  # what is spread, a part of a line for two pixels
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
-        self.box = _cut(axes, self.target, lane_bytes, row_bytes)
+        line = LINE // DTYPES[self.p.dtype].size if axes[-1].y_step == 1 else 1
+        self.box = _cut(axes, self.target, lane_bytes, row_bytes, line)
         if self.pairs:
             self.why.append("pixels of bf16 two at a time (avx512_bf16)")
             self.box[-1] = min(up(self.box[-1], 2), axes[-1].y)
@@ -519,10 +520,11 @@ def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bo
     return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
 
 
-def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int) -> list[int]:
+def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    It must not depend on the number of threads: pixels are summed in the order of the boxes.
+    Of a row that is cut, whole lines, of so many pixels. It must not depend on the number of threads: pixels are summed
+    in the order of the boxes.
     """
     most = max(16, target.l1 * 7 // 8 // lane_bytes)
     box = [1] * len(axes)
@@ -534,6 +536,8 @@ def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int
 
         box[i] = longest(axes[i].y, fits)
         if box[i] < axes[i].y:
+            whole = (up(box[i], line), box[i] // line * line) if i == len(axes) - 1 else ()
+            box[i] = next((b for b in whole if 2 * line <= b and fits(b)), box[i])
             break
     return box
 
