@@ -438,11 +438,12 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
     taps = plan.tap_step if plan.share else len(plan.taps)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and not plan.share
     together = taps > 1 and lane_step != 1 and plan.taps == tuple(range(taps))
-    turn = None
-    if square and together:
+    turn, turn_all = None, None
+    if square and together and row_step == taps and not plan.accumulate:
+        turn_all = _turn_tile(m, plan, n)
+    elif square and together:
         # Taps lie together in w: lanes by taps are turned into taps by lanes.
         turn = turn_back(m, "turn_taps", n, lane_step, plan.rows * plan.block, plan.accumulate)
-    turn_all = _turn_tile(m, plan, n) if square and together and row_step == taps and not plan.accumulate else None
     outputs = plan.share[1] if plan.share else 1
     with f.loop(lane_from, lane_until) as block, f.loop(top, bottom) as t:
         index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
@@ -467,10 +468,9 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
             done: Value = 0
             if turn_all is not None:
-                # All rows are the task's own but in the last tile of the last part.
-                top_row = f.add(first, local)
-                done = f.choose(f.test("sge", top_row, least), f.mul(f.div(lanes, plan.lanes), plan.lanes), 0)
-                place = f.add(f.mul(group, group_step), f.mul(top_row, row_step))
+                # Rows of two tiles, or of two tasks, are written by both: they are the same, bit by bit.
+                done = f.mul(f.div(lanes, plan.lanes), plan.lanes)
+                place = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
                 with f.loop(0, done, plan.lanes) as lane:
                     at = f.add(place, f.mul(f.add(f.mul(block, plan.block), lane), lane_step))
                     f.call(turn_all, f.at(tile, lane, plan.sum), f.at(to, at, n.storage))
@@ -481,7 +481,7 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
                     start = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
                     row = f.at(tile, f.mul(r, plan.block), plan.sum)
                     if turn is not None:
-                        with f.loop(done, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
+                        with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
                             source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
                             to_here = f.at(to, f.add(start, f.mul(lane, lane_step), tap), n.storage)
                             f.call(turn, source, to_here, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
@@ -489,7 +489,7 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
                         with f.loop(0, taps) as tap:
                             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
                             tap_row = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
-                            _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), lanes)
+                            _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), done, lanes)
     return f
 
 
@@ -517,11 +517,11 @@ def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
     return f
 
 
-def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, lanes: Value) -> None:
-    """Write the sums of one row of lanes."""
+def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, done: Value, lanes: Value) -> None:
+    """Write the sums of one row of lanes, but for those that are done."""
     lane_step = plan.w_strides[2]
     if lane_step == 1:
-        with f.loop(0, lanes, plan.lanes) as lane:
+        with f.loop(done, lanes, plan.lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
             place = f.at(to, lane, n.storage)
             left = f.sub(lanes, lane)
@@ -530,7 +530,7 @@ def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, lanes: Va
             else:
                 finish(f, n, value, place, plan.accumulate, n.mask(f, left))
     else:
-        with f.loop(0, lanes) as lane:
+        with f.loop(done, lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
             _put(f, plan, n, value, f.at(to, f.mul(lane, lane_step), n.storage))
 
