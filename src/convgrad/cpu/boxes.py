@@ -368,12 +368,12 @@ def _turn_pairs(m: Module, name: str, n: Numbers, channel_step: int, pitch: int)
 
 def unpack(
     m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
-    accumulate: bool, stream: bool, whole_rows: bool,
+    accumulate: bool, stream: bool, whole_rows: bool, whole_vectors: bool,
 ) -> Function:  # fmt: skip
     """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
 
     The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there: along the last axis
-    all of it, if `whole_rows`.
+    all of it, if `whole_rows`. Channels are a multiple of a vector, if `whole_vectors`.
     """
     f = m.function(name, ["p:from", "p:to", "i:n0", "i:n1", "i:n2", "i:n3", "i:channels"])
     stage, to, *counts, channels = f.args
@@ -389,7 +389,9 @@ def unpack(
             longest *= extents[2]
         twice = n.storage == "i16" and longest > n.lanes and not (accumulate or stream)
         side *= 2 if twice else 1
-        turn = turn_back(m, f"{name}_turn", n, channel_step, pitch, accumulate, stream=stream, twice=twice)
+        turn = turn_back(
+            m, f"{name}_turn", n, channel_step, pitch, accumulate, stream=stream, twice=twice, whole=whole_vectors
+        )
     with f.loop(0, n0) as e0, f.loop(0, n1) as e1, f.loop(0, n2) as e2:
         row = f.add(f.mul(f.add(f.mul(f.add(f.mul(e0, extents[1]), e1), extents[2]), e2), extents[3] * pitch))
         source = f.at(stage, row, n.sum)
@@ -491,11 +493,12 @@ def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Num
 
 def turn_back(
     m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, *, stream: bool = False,
-    twice: bool = False,
+    twice: bool = False, whole: bool = False,
 ) -> Function:  # fmt: skip
     """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there).
 
-    With `twice`, of narrow results that are not added to others, it is twice as many pixels as channels.
+    With `twice`, of narrow results that are not added to others, it is twice as many pixels as channels. `whole` says
+    that channels are always as many as lanes.
     """
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
     source, to, pixels, channels = f.args
@@ -523,10 +526,11 @@ def turn_back(
     if n.lanes * size_of(n.sum) < LINE:  # where vectors are short, masks may be many branches
         from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
         return f
-    branch = f.either(f.test("sge", channels, len(lanes)))
+    branch = None if whole else f.either(f.test("sge", channels, len(lanes)))
     for i, value in enumerate(lanes):
         finish(f, n, value, f.at(to, i * channel_step, n.storage), accumulate, mask)
-    f.otherwise(branch)
-    from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
-    f.join(branch)
+    if branch is not None:
+        f.otherwise(branch)
+        from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
+        f.join(branch)
     return f
