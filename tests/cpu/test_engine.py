@@ -290,7 +290,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         lambda r: r.strings("x") and r.pairs and r.x_packs[3].step > 2 and r.x_packs[3].offsets == (0, 1, 2)
     ),
     "rows as they lie, many runs": _reduce(lambda r: r.strings("x") and r.pairs and len(r.x_packs[3].offsets) > 8),
-    "rows of y that follow each other": _reduce(lambda r: r.packing("y").row > 0 and not r.lies("y")),
+    "rows of y that follow each other": _reduce(lambda r: len(r.packing("y").starts[-1]) > 1 and not r.lies("y")),
     "every other pixel the first of a pair": _reduce(lambda r: r.pairs and r.x_join[1] > 1),
     "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
     "reduce in boxes, the last one smaller": _reduce(

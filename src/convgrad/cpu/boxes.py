@@ -368,12 +368,12 @@ def _turn_pairs(m: Module, name: str, n: Numbers, channel_step: int, pitch: int)
 
 def unpack(
     m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
-    accumulate: bool, stream: bool, whole_rows: bool, whole_vectors: bool,
+    accumulate: bool, stream: bool, one_row: bool, twice: bool, whole_vectors: bool,
 ) -> Function:  # fmt: skip
     """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
 
-    The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there: along the last axis
-    all of it, if `whole_rows`. Channels are a multiple of a vector, if `whole_vectors`.
+    The stage is [extents of the axes][pitch] in accumulators; counts say how much of it is there. With `one_row` rows
+    follow each other, in the tensor as in the stage. For `twice` and `whole_vectors` see `turn_back`.
     """
     f = m.function(name, ["p:from", "p:to", "i:n0", "i:n1", "i:n2", "i:n3", "i:channels"])
     stage, to, *counts, channels = f.args
@@ -382,12 +382,8 @@ def unpack(
     item = size_of(n.sum)
     turn, side = None, n.lanes
     if channel_step != 1 and steps[3] == 1 and square:
-        longest = extents[3]
-        if whole_rows and steps[2] == extents[3]:
-            # Rows lie one after another, in the tensor as in the stage: they are one long row.
+        if one_row:
             n2, n3 = 1, f.mul(n2, n3)
-            longest *= extents[2]
-        twice = n.storage == "i16" and longest > n.lanes and not (accumulate or stream)
         side *= 2 if twice else 1
         turn = turn_back(
             m, f"{name}_turn", n, channel_step, pitch, accumulate, stream=stream, twice=twice, whole=whole_vectors

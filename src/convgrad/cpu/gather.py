@@ -73,7 +73,7 @@ class _Kernel:
             steps = [w.out_step for w in plan.walks]
             self.finish = unpack(
                 m, "unpack", self.result, steps, plan.region, plan.out_channel[1], plan.block, plan.accumulate,
-                plan.stream, plan.walks[3].out == plan.region[3], plan.cout % plan.lanes == 0,
+                plan.stream, plan.one_row, plan.twice, plan.cout % plan.lanes == 0,
             )  # fmt: skip
 
         self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)

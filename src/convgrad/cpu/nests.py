@@ -284,6 +284,19 @@ class Gather(Nest):
         return (prod(self.region) + 2 * self.lanes) * self.block
 
     @property
+    def one_row(self) -> bool:
+        """Whether rows of results follow each other, in the tensor as in the stage: they are one long row."""
+        rows, columns = self.walks[2:]
+        return columns.out_step == 1 and columns.out == self.region[3] == rows.out_step
+
+    @property
+    def twice(self) -> bool:
+        """Whether results, narrow ones, are turned two pixels at a time, because rows hold more than a vector."""
+        longest = prod(self.region[2:]) if self.one_row else self.region[3]
+        narrow = self.out_dtype in ("bf16", "f16")
+        return narrow and longest > self.lanes and not (self.accumulate or self.stream)
+
+    @property
     def boxes(self) -> int:
         """Boxes over all axes."""
         return prod(w.boxes for w in self.walks)
@@ -337,11 +350,11 @@ class Gather(Nest):
 
 
 class Packing(NamedTuple):
-    """How one side of a weight gradient is packed."""
+    """How one side of a weight gradient is packed: along four axes, pixels lying together along the last of them."""
 
-    axes: tuple[Packed, ...]  # always four, the last one being that along which pixels lie together
+    axes: tuple[Packed, ...]
+    starts: tuple[tuple[tuple[int, int], ...], ...]  # where each starts: the axes of a box that count, and how much
     twin: int | None  # elements from a pixel to that of the other image, if pairs are of two
-    row: int  # pixels of a row, if rows follow each other and the last axis is all of them; else 0
 
 
 @dataclass(frozen=True)
@@ -506,16 +519,19 @@ class Reduce(Nest):
     def packing(self, side: str) -> Packing:
         """How a side is packed."""
         packs = self.x_packs if side == "x" else self.y_packs
-        twin = None
-        if self.twins:
-            *packs_before, columns, images = packs
-            packs, twin = (*packs_before, columns), images.stride
-        *outer, rows, row = packs
-        # Rows of y follow each other where they are packed whole; those of x have padding between them.
+        columns = 2 if self.twins else 3
+        before, row = packs[:columns], packs[columns]
+        starts = [((i, 1),) for i in range(columns)]
+        along: tuple[tuple[int, int], ...] = ((columns, 1),)
+        # Rows of y that follow each other, and are packed whole, are one; between those of x there is padding.
+        rows = before[-1]
         if side == "y" and rows.count > 1 and row.count == row.size and rows.stride == row.size * row.stride:
-            whole = Packed(rows.size * row.size, row.stride, rows.count * row.count)
-            return Packing(_filled(outer, whole), twin, row.size)
-        return Packing(_filled([*outer, rows], row), twin, 0)
+            along = ((columns - 1, row.size), *along)
+            row = Packed(rows.size * row.size, row.stride, rows.count * row.count)
+            before, starts = before[:-1], starts[:-1]
+        missing = 3 - len(before)
+        axes = (*before, *[Packed(1, 0, 1)] * missing, row)
+        return Packing(axes, (*starts, *[()] * missing, along), packs[3].stride if self.twins else None)
 
     def _band(self, side: str) -> int:
         """Elements of the band of a side, and room beyond it."""
@@ -686,11 +702,6 @@ def pitch(channels: int, lanes: int) -> int:
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
-
-
-def _filled(outer: list[Packed], last: Packed) -> tuple[Packed, ...]:
-    """Four axes, of which some may be missing between the outer ones and the last."""
-    return (*outer, *[Packed(1, 0, 1)] * (3 - len(outer)), last)
 
 
 def _tail(channels: int, lanes: int, vectors: int) -> int:

@@ -41,13 +41,13 @@ def write(plan: Reduce) -> str:
     ):
         if plan.lies(side):
             continue
-        packs, twin, _ = plan.packing(side)
+        packs, starts, twin = plan.packing(side)
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
             known = plan.row_part
         name, joining = f"pack_{side}", plan.joining(side)
         if plan.strings(side):
-            columns = 2 if plan.twins else 3
+            columns, _ = starts[-1][-1]
             first = plan.x_low[columns] if side == "x" and plan.box_counts[columns] == 1 else None
             moved = replace(moved_as, lanes=2 * plan.lanes) if plan.pairs else moved_as
             packers[side] = string(m, name, moved, packs, channel[1], pitch, clear_band, first, twin)
@@ -180,17 +180,6 @@ def _coming(
     return found
 
 
-def _starts(f: Function, plan: Reduce, side: str, start: Sequence[Value]) -> list[Value]:
-    """Where a box begins on one side, along the axes as they are packed."""
-    row = plan.packing(side).row
-    *outer, rows, column = start[:3] if plan.twins else start
-    if row:
-        column = f.add(f.mul(rows, row), column)
-    else:
-        outer.append(rows)
-    return [*outer, *[0] * (3 - len(outer)), column]
-
-
 def _inside(
     f: Function, plan: Reduce, reach: str, tap: Value, start: list[Value], counts: list[Value]
 ) -> tuple[Value, Value, list[Value], list[Value]]:
@@ -251,7 +240,7 @@ def _bands(
             bands[side] = f.at(pointers[side], f.add(base, f.mul(first, channel[1]), *shift), given.storage)
             continue
         bands[side] = at[f".{side}"]
-        begin = _starts(f, plan, side, begin)
+        begin = [f.add(*(f.mul(begin[i], size) for i, size in terms)) for terms in plan.packing(side).starts]
         if side == plan.row_side and not plan.share:
             source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)
             f.call(packer, source, bands[side], *begin, plan.row_part, *raw)
