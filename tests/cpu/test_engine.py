@@ -53,6 +53,7 @@ NAMED = {
     "channels and pixels of y on each other": "w bf16 n4 g1 cx20 cy40 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 y@1000,0,1,7,1",
     "rows as they lie, in pairs": "w bf16 n1 g1 cx20 cy40 x9x80 w3x3 y9x80 s1x1 d1x1 p1x1",
     "rows as they lie, in pairs, thinned": "w bf16 n1 g1 cx20 cy40 x9x81 w3x5 y5x27 s2x3 d1x1 p1x2",
+    "rows as they lie, in pairs, thinned, an even width": "w bf16 n1 g1 cx20 cy40 x9x78 w3x5 y5x26 s2x3 d1x1 p1x2",
     "rows as they lie, in pairs, thinned by dilation": "w bf16 n1 g1 cx20 cy40 x90 w3 y43 s2 d2 p0",
     "rows as they lie, in pairs, a run for each tap": "w bf16 n1 g1 cx20 cy40 x900 w2 y100 s1 d800 p0 accumulate",
     "rows as they lie, in pairs, many runs": "w bf16 n1 g1 cx5 cy20 x900 w12 y20 s1 d80 p0",

@@ -315,6 +315,22 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         assert box == ceil(pixels / ceil(pixels / box))
 
 
+@pytest.mark.parametrize(("dtype", "line"), [("f32", 16), ("bf16", 32), ("f16", 32)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("wanted", ["x", "y", "w"])
+def test_pieces_of_a_row_begin_with_lines_of_memory(wanted: str, stride: int, dtype: str, line: int) -> None:
+    """But for sums in parts, which are cut into pieces of equal size."""
+    text = f"{wanted} {dtype} n3 g1 cx256 cy256 x{3002 * stride} w3 y3002 s{stride} d1 p1"
+    plan = make_plan(Problem.parse(text), TARGETS["without halves"], 2)
+    if isinstance(plan, Gather):
+        assert plan.walks[-1].boxes > 1
+        assert plan.region[-1] % line == 0
+    else:
+        assert isinstance(plan, Reduce)
+        assert plan.box_counts[-1] > plan.slices == 1
+        assert plan.box[-1] % line == 0
+
+
 def test_small_problems_are_planned_for_one_thread() -> None:
     small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
     assert not isinstance(small, Declined)
