@@ -16,8 +16,9 @@ import pytest
 from convgrad import engine
 from convgrad.cpu.nests import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan import Axis, make_plan, simplify
+from convgrad.cpu.plan.cuts import BEGIN, Boxes, Filling, Room
 from convgrad.cpu.plan.reduce import _busy
-from convgrad.cpu.plan.shape import spatial
+from convgrad.cpu.plan.shape import spatial, walks_of
 from convgrad.cpu.target import Target
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
@@ -152,6 +153,8 @@ SLICED = [
     "w bf16 n8 g1 cx8 cy64 x99x99 w1x1 y99x99 s1x1 d1x1 p0x0 x@nxc y@nxc",
     "w f32 n8 g32 cx1 cy1 x112x112 w3x3 y112x112 s1x1 d1x1 p1x1 x@nxc y@nxc",
 ]
+# A few threads each pack weights of their own here, more of them share: boxes are cut otherwise, borders must not be.
+OWNED = Problem.parse("x f32 n1 g1 cx1024 cy1024 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio")
 
 
 @pytest.mark.parametrize("target", ["halves", "without halves", "native in small caches", "baseline"])
@@ -159,7 +162,7 @@ def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
     rng = np.random.default_rng(2)
     sliced = [Problem.parse(text) for text in SLICED]
     assert all(make_plan(p, TARGETS["native"], 2).slices > 1 for p in sliced)
-    for p in [*DRAWN, *(large(rng) for _ in range(50)), *sliced]:
+    for p in [*DRAWN, *(large(rng) for _ in range(50)), *sliced, OWNED]:
         plans = [make_plan(p, TARGETS[target], threads) for threads in (1, 5, 16, 100)]
         if isinstance(plans[0], Declined):
             assert plans == [plans[0]] * len(plans)
@@ -313,6 +316,62 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         box = plan.walks[-1].box if isinstance(plan, Gather) else plan.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
+
+
+@pytest.mark.parametrize("layout", ["", " x@nxc y@nxc w@xio"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "n1 g1 cx128 cy128 x16x16x16 w3x3x3 y16x16x16 s1x1x1 d1x1x1 p1x1x1",
+        "n1 g1 cx64 cy64 x256x256 w3x3 y256x256 s1x1 d1x1 p1x1",
+        "n1 g1 cx64 cy64 x512x1024 w3x3 y512x1024 s1x1 d1x1 p1x1",
+    ],
+)
+def test_boxes_overlap_little(sizes: str, layout: str) -> None:
+    """Each input is packed for all results around it: less often if boxes are deep, and not only wide."""
+    plan = make_plan(Problem.parse(f"x f32 {sizes}{layout}"), TARGETS["without halves"], 2)
+    assert isinstance(plan, Gather)
+    often = plan.boxes * prod(p.extent for p in plan.packs) / prod(p.size for p in plan.packs)
+    assert often < 3
+
+
+def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:
+    axes = (Axis(1, 1), Axis(8, 8), Axis(28, 28, 3, pad=1), Axis(28, 28, 3, pad=1))
+    boxes = Boxes(axes, False, Room(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), 16)
+    whole, torn = boxes.ends([1, 1, 4, 28], shared=True), boxes.ends([1, 1, 7, 28], shared=True)
+    assert whole < torn  # 112 results are seven lines of 16, 196 are not whole ones
+    assert boxes.ends([1, 1, 7, 28], shared=False) == whole
+    assert boxes.ends([1, 2, 28, 28], shared=True) == 2 * whole  # a run of each image
+    assert boxes.ends([1, 1, 4, 16], shared=True) == 4 * torn  # a run of each row, and rows are not whole lines
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
+    """What boxes cost is known before there is a plan: runs of pixels in a box that meet the same taps."""
+    rng = np.random.default_rng(7)
+    for _ in range(60):
+        axes = []
+        for _ in range(4):
+            k, stride, x = (int(rng.integers(1, high)) for high in (5, 4, 12))
+            pad = int(rng.integers(0, k))
+            axes.append(Axis(x, max(1, (x + 2 * pad - k) // stride + 1), k, stride, 1, pad))
+        split = tuple(bool(apart) for apart in rng.integers(0, 2, 4))
+        box = [int(rng.integers(1, 9)) for _ in axes]
+        filling = Filling(tuple(axes), forward, 6, 4, 10, False, TARGETS["native"], 0.0)
+        filling.splits, filling.walks = [split], {
+            apart: walks_of(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
+        }  # fmt: skip
+        walks = walks_of(tuple(axes), forward, box, split, False)
+        counted: dict[int, int] = {}
+        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in walks)):
+            for part in product(*(w.stretches for w in walks)):
+                ends = [min(s.stop, at + b) - max(s.start, at) for s, at, b in zip(part, corner, box, strict=True)]
+                if min(ends) > 0:
+                    taps = prod(len(s.taps) for s in part)
+                    counted[prod(ends)] = counted.get(prod(ends), 0) + taps * 10 + BEGIN
+        steps, tiling = filling.best(box)
+        assert steps == filling.steps(box, tiling)
+        assert filling.runs(box, split) == counted
 
 
 @pytest.mark.parametrize(("dtype", "line"), [("f32", 16), ("bf16", 32), ("f16", 32)])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from heapq import heapreplace
 from itertools import pairwise, product
 from math import ceil, prod
 
@@ -12,6 +11,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
 from ..target import LINE, Target
+from .cuts import COPIED, TURNED, Boxes, Filling, Room, lost
 from .machine import (
     NARROW,
     NARROW_PAIRS,
@@ -25,7 +25,6 @@ from .machine import (
     row_steps,
     shared_steps,
     shares,
-    shorter,
     streams,
     tile,
     widths,
@@ -35,7 +34,6 @@ from .shape import (
     Shape,
     inside,
     lines,
-    longest,
     packed,
     phases_of,
     reach,
@@ -44,13 +42,10 @@ from .shape import (
     walks_of,
 )
 
-LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
 UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
-SMALL = 128  # pixels of a small image
-PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -192,8 +187,6 @@ class Planner:
     def _cut_pixels(self) -> None:
         """Boxes of pixels, tiles in them, and borders that are kept apart."""
         axes, forward = self.shape.axes, self.forward
-        # Tasks may share a box, each with a part of the channels, if packing it again costs little beside the products.
-        self.parts = self.blocks if self.in_place or self.taps * self.vectors >= 16 else 1
         pixel_bytes, budget = self.pitch * self.item, self.target.l2 // 3
         if self.staged:  # The sums of a block of channels lie beside the band.
             pixel_bytes, budget = pixel_bytes + self.block * self.item, self.target.l2 // 2
@@ -204,20 +197,38 @@ class Planner:
         self.runs = ceil(self.groups / self.run)
         if self.run > 1:
             pixel_bytes += self.run * sum(group_bytes)
-        # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
-        # spoils, so which of them are taken must not depend on the number of threads.
         along = (axes[-1].y_step if forward else axes[-1].x_step) == 1  # results lie together along rows
         line = LINE // min(self.size, self.out_size) if along else 1
-        few, box = (
-            _cut(axes, forward, threads, pixel_bytes, budget, self.most, self.rows, self.runs * self.parts, line)
-            for threads in (TEAM, self.threads)
-        )
-        length = self.share[0] if self.share else self.cin
-        narrower = ceil(self.out_total / self.lanes) % self.vectors > 0  # then a second tile is two more functions
+        columns = ceil(self.out_total / self.lanes)
+        narrower = columns % self.vectors > 0  # then a second tile is two more functions
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
-        self.rows, self.short, split = _best_split(
-            axes, forward, few, self.rows, self.vectors, length, self.in_place, self.target, price
-        )
+        length = self.share[0] if self.share else self.cin
+        filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price)
+        steps = COPIED if self.in_channel[1] == 1 else TURNED
+        weights = self.taps * self.chunk * self.block * (self.size if self.pairs else self.item)
+        room = Room(
+            pixel_bytes, budget, self.most, weights, 0 if self.staged else self.block * self.out_size, self.target.l2,
+            0 if self.in_place else steps * ceil(self.in_total / self.lanes),
+            0 if self.out_channel[1] == 1 else self.out_total * (2 if self.pairs else 1),
+        )  # fmt: skip
+        boxes = Boxes(axes, forward, room, line)
+
+        def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
+            own = self._owned(threads)
+
+            def tasks(number: int) -> tuple[int, int]:
+                shared = self._shared_by(self.runs * number, threads)
+                return (self.blocks, 0) if own else (shared, self.runs * shared)
+
+            return boxes.best(threads, lambda box: columns * steps(box), tasks)
+
+        # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
+        # spoils, so which of them are taken must not depend on the number of threads.
+        box = box_for(TEAM, lambda box: filling.best(box)[0])
+        _, tiling = filling.best(box)
+        if self.threads > TEAM:
+            box = box_for(self.threads, lambda box: filling.steps(box, tiling))
+        self.rows, self.short, split = tiling
         if any(split):
             self.why.append("pixels at the border leave out the taps that meet only padding")
         self.walks = walks_of(axes, forward, box, split, self.in_place)
@@ -227,28 +238,36 @@ class Planner:
 
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
-        blocks, threads = self.blocks, self.threads
-        tasks = self.runs * self.boxes
-        wanted = 8 * threads if self.parts > 1 else 2 * threads
-        block_groups = 1 if tasks >= wanted else min(blocks, ceil(wanted / tasks))
-        self.block_groups = ceil(blocks / ceil(blocks / block_groups))
-        # With many weights and few pixels it pays that each thread packs its own: they do not leave its cache.
-        weights = self.taps * self.cin * self.out_total * self.size
+        blocks = self.blocks
+        self.block_groups = ceil(blocks / ceil(blocks / self._shared_by(self.runs * self.boxes, self.threads)))
         sums = self.boxes * (prod(self.region) + self.lanes) * self.block * self.item if self.chunk < self.cin else 0
-        strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
-        blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
-        self.own = (
-            not (self.in_place or self.share or self.fold)
-            and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
-            and weights > self.target.l2
-            and sums <= ROOM
-            and self.groups * blocks >= 2 * threads
-            and _lost(self.groups * blocks_wide, threads) < 0.05
-        )
+        self.own = self._owned(self.threads) and sums <= ROOM
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
         elif self.run > 1:
             self.why.append(f"{self.run} groups in a task")
+
+    def _owned(self, threads: int) -> bool:
+        """Whether it pays that threads pack the weights that they need, for all boxes: these do not leave their caches.
+
+        Of many weights and few pixels it does.
+        """
+        strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
+        blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
+        return (
+            not (self.in_place or self.share or self.fold)
+            and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
+            and self.taps * self.cin * self.out_total * self.size > self.target.l2
+            and self.groups * self.blocks >= 2 * threads
+            and lost(self.groups * blocks_wide, threads) < 0.05
+        )
+
+    def _shared_by(self, tasks: int, threads: int) -> int:
+        """Tasks that share a box, each with a part of the channels, if there would be so many without."""
+        # It may be, if packing it again costs little beside the products.
+        able = self.in_place or self.taps * self.vectors >= 16
+        wanted = 8 * threads if able and self.blocks > 1 else 2 * threads
+        return 1 if tasks >= wanted else min(self.blocks, ceil(wanted / tasks))
 
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""
@@ -363,146 +382,3 @@ def _folded(
     steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
     fold = Fold(factors, tuple(wanted), steps_out, channels, channel_step, tuple(table))
     return replace(shape, axes=tuple(axes)), fold
-
-
-def _best_split(
-    axes: tuple[Axis, ...], forward: bool, box: Sequence[int], rows: int, vectors: int, channels: int, in_place: bool,
-    target: Target, price: float,
-) -> tuple[int, int, tuple[bool, ...]]:  # fmt: skip
-    """How many rows a tile has, how many a second one for what is left, and on which axes border pixels are kept apart.
-
-    What takes the fewest steps: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
-    A second tile must save more than its price, a share of the time.
-    """
-    none = (False,) * len(axes)
-    if prod(a.stride for a in axes) > 64 and not forward:
-        return rows, 0, none
-    splits = [none]
-    if not in_place:
-        split_axes = [i for i, a in enumerate(axes) if a.k > 1]
-        longest_kernel = 9 if len(split_axes) > 1 else 16
-        split_axes = [i for i in split_axes if axes[i].k <= longest_kernel]
-        splits += [tuple(i in chosen for i in range(len(axes))) for chosen in ({i} for i in split_axes)]
-        if len(split_axes) > 1 and prod(2 * axes[i].k - 1 for i in split_axes) <= PIECES:
-            splits.append(tuple(i in split_axes for i in range(len(axes))))
-
-    def runs(split: tuple[bool, ...]) -> dict[tuple[int, int], int]:
-        """How often so many pixels meet so many taps."""
-        # Per axis, the kinds of boxes with how often they come; per kind, (positions, taps) of each stretch.
-        kinds: list[dict[tuple[tuple[int, int], ...], int]] = []
-        for w in walks_of(axes, forward, box, split, in_place):
-            seen: dict[tuple[tuple[int, int], ...], int] = {}
-            for b in range(min(w.boxes, 64)):
-                low, high = b * w.box, (b + 1) * w.box
-                spans = ((min(t.stop, high) - max(t.start, low), len(t.taps)) for t in w.stretches)
-                there = tuple((n, taps) for n, taps in spans if n > 0)
-                seen[there] = seen.get(there, 0) + 1
-            kinds.append(seen)
-        total: dict[tuple[int, int], int] = {}
-        for combo in product(*(k.items() for k in kinds)):
-            times = prod(often for _, often in combo)
-            for parts in product(*(there for there, _ in combo)):
-                run = prod(n for n, _ in parts), prod(t for _, t in parts)
-                total[run] = total.get(run, 0) + times
-        return total
-
-    def steps(total: dict[tuple[int, int], int], height: int, short: int) -> float:
-        whole, less = (
-            shorter(target, rows, vectors, height) * height,
-            shorter(target, rows, vectors, short) * max(short, LEAST),
-        )
-        cost = 1 + price if short else 1.0
-        return cost * sum(
-            often
-            * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
-            * (taps * channels + 16)
-            for (n, taps), often in total.items()
-        )
-
-    heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
-    tiles = [(height, short) for height in heights for short in range(height)]
-    totals = [(split, runs(split)) for split in splits]
-    _, best = min((steps(total, *tile), (*tile, split)) for split, total in totals for tile in tiles)
-    return best
-
-
-def _cut(
-    axes: tuple[Axis, ...], forward: bool, threads: int, pixel_bytes: int, budget: int, most: int, rows: int,
-    groups: int, line: int,
-) -> list[int]:  # fmt: skip
-    """Cut the output into boxes: long along the last axis, then as high as the cache allows.
-
-    Where the last axis is cut, it is so many results, a line of memory, or a multiple of them, that begin a box.
-    """
-    phi = [1 if forward else a.stride for a in axes]
-    sigma = [a.stride if forward else 1 for a in axes]
-    count = [ceil((a.y if forward else a.x) / f) for a, f in zip(axes, phi, strict=True)]
-    spread = [reach(a, forward) - 1 for a in axes]
-
-    def entries(box: list[int]) -> int:
-        return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in zip(box, sigma, spread, axes, strict=True))
-
-    most = max(1, most // prod(phi))  # positions of one phase
-    box = [1] * len(axes)
-    for i in reversed(range(len(axes))):
-
-        def fits(b: int, i: int = i) -> bool:
-            trial = [*box[:i], b, *box[i + 1 :]]
-            return prod(trial) <= most and entries(trial) * pixel_bytes <= budget
-
-        box[i] = longest(count[i], fits)
-        if box[i] < count[i]:
-            break
-
-    def number(box: Sequence[int]) -> int:
-        return groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True))
-
-    # Enough boxes that every thread has work to the end.
-    for i, axis in enumerate(axes):
-        # In the corners of small images, a pixel has only those of other images beside it in a tile.
-        small = axis.plain and any(a.k > 1 for a in axes) and prod(count) <= SMALL * count[i]
-        several = [*box[:i], min(box[i], 4), *box[i + 1 :]]
-        if small and box[i] > 1 and number(box) < 3 * threads and number(several) >= 2 * threads:
-            box = several
-            break
-        while number(box) < 3 * threads and box[i] > 1 and prod(box) >= 8 * rows:
-            box[i] = ceil(box[i] / 2)
-    return _evened(count, box, groups, threads, ceil(line / phi[-1]))
-
-
-def _evened(count: Sequence[int], box: list[int], groups: int, threads: int, line: int) -> list[int]:
-    """Boxes with which threads come to an end together: the outermost axis that is cut, in some more pieces. Along the
-    last axis they are whole lines.
-    """
-    last = len(box) - 1
-
-    def whole(size: int, i: int) -> int:
-        return up(size, line) if i == last and 2 * line <= size < count[i] else size
-
-    box = [whole(b, i) for i, b in enumerate(box)]
-    cut = next((i for i, (c, b) in enumerate(zip(count, box, strict=True)) if b < c), None)
-    if cut is None or groups * prod(ceil(c / b) for c, b in zip(count, box, strict=True)) > 32 * threads:
-        return box  # nothing to cut, or so many pieces that nothing is lost
-    least = ceil(count[cut] / box[cut])
-
-    def lost(size: int) -> float:
-        lengths = [size if i == cut else b for i, b in enumerate(box)]
-        pieces = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(count, lengths, strict=True)]
-        return _lost(groups * [prod(each) for each in product(*pieces)], threads) + 0.02 * len(pieces[cut]) / least
-
-    best = min((whole(ceil(count[cut] / cuts), cut) for cuts in range(least, least + 8)), key=lost)
-    return [best if i == cut else b for i, b in enumerate(box)]
-
-
-def _lost(sizes: Sequence[int], threads: int) -> float:
-    """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
-
-    The mean for that number of them and half of it.
-    """
-    lost = []
-    for team in (threads // 2, threads):
-        ends = [0] * team
-        for size in sizes:
-            heapreplace(ends, ends[0] + size)
-        lost.append(1 - sum(sizes) / (team * max(ends)))
-    return sum(lost) / len(lost)

@@ -1,0 +1,256 @@
+"""How results are cut: boxes of pixels that tasks take, register tiles in them, borders that are kept apart.
+
+Of all that fits, what costs least is taken. Costs are counted in steps: products of one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from heapq import heapreplace, nsmallest
+from itertools import product
+from math import ceil, prod
+from typing import NamedTuple
+
+from ..nests import up
+from ..target import Target
+from .machine import shorter
+from .shape import Axis, longest, reach, walks_of
+
+LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
+QUICK, HIGHER = 4, 0.003  # a tile of more rows takes a little longer for each: results are written later
+BEGIN = 16  # products that a tile takes longer for each run of them
+COPIED, TURNED = 3, 7  # steps that packing a vector takes, if channels lie together and if they lie apart
+RUN, TORN = 60, 300  # steps that a run of results takes if channels lie apart; if it has a line with another thread
+TASK = 500  # steps that a box takes for itself: its pixels are listed
+WAITING = 0.7  # what is lost of the time that threads wait: as a rule one of them is slower
+MANY = 32  # tasks for a thread: of more nothing is lost
+ROOMY, CROWDED = 0.6, 0.05  # beyond this share of the second-level cache it takes longer, so much for all of it
+SMALLEST = 8  # boxes that are so many times smaller than others are not looked at
+LOOKED_AT = 32  # boxes that are, those first that overlap least
+NARROWEST = 64  # pixels of a row that is cut although it fits
+PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
+
+
+class Tiling(NamedTuple):
+    """Rows of a tile, rows of a second one for what is left, and the axes on which border pixels are kept apart."""
+
+    rows: int
+    short: int
+    split: tuple[bool, ...]
+
+
+class Filling:
+    """What tiles in boxes cost: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+
+    A second tile must save more than its price, a share of the time.
+    """
+
+    def __init__(
+        self, axes: tuple[Axis, ...], forward: bool, rows: int, vectors: int, channels: int, in_place: bool,
+        target: Target, price: float,
+    ) -> None:  # fmt: skip
+        self.channels = channels
+        self.phi = [1 if forward else a.stride for a in axes]
+        heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
+        none = (False,) * len(axes)
+        self.splits = [none]
+        self.tiles = [(rows, 0)]
+        if prod(self.phi) <= 64:
+            self.tiles = [(height, short) for height in heights for short in range(height)]
+            if not in_place:
+                self.splits += _splits(axes)
+        # Where stretches of pixels that meet the same taps begin and end does not depend on the box.
+        whole = [a.y if forward else a.x for a in axes]
+        self.walks = {
+            apart: walks_of(axes, forward, whole, (apart,) * len(axes), in_place)
+            for apart in {apart for split in self.splits for apart in split}
+        }
+
+        def price_of(tile: tuple[int, int]) -> tuple[float, float]:
+            height, short = tile
+            more = (1 + price if short else 1.0) * (1 + HIGHER * max(height - QUICK, 0))
+            whole = shorter(target, rows, vectors, height) * height
+            less = shorter(target, rows, vectors, short) * max(short, LEAST)
+            return more * whole, more * less
+
+        self.prices = {tile: price_of(tile) for tile in self.tiles}
+        self.stretches = cache(self._stretches)
+
+    def _stretches(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
+        """How often so many positions along an axis, in a box, meet so many taps."""
+        seen: dict[tuple[int, int], int] = {}
+
+        def add(n: int, taps: int, often: int = 1) -> None:
+            if n > 0 and often > 0:
+                seen[n, taps] = seen.get((n, taps), 0) + often
+
+        for s in self.walks[apart][axis].stretches:
+            first, last = up(s.start, box), s.stop // box * box  # whole boxes lie between these
+            if first > last:
+                add(s.stop - s.start, len(s.taps))
+                continue
+            for n in (first - s.start, s.stop - last):
+                add(n, len(s.taps))
+            add(box, len(s.taps), (last - first) // box)
+        return tuple(seen.items())
+
+    def best(self, box: Sequence[int]) -> tuple[float, Tiling]:
+        """The steps of the tiles of all boxes for one vector of channels, and those that take the fewest."""
+        totals = [(split, self.runs(box, split)) for split in self.splits]
+        return min((self._steps(total, tile), Tiling(*tile, split)) for split, total in totals for tile in self.tiles)
+
+    def steps(self, box: Sequence[int], tiling: Tiling) -> float:
+        """The steps with given tiles."""
+        return self._steps(self.runs(box, tiling.split), tiling[:2])
+
+    def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
+        """For runs of so many pixels in a box, the products that each of them takes, of all together."""
+        total: dict[int, int] = {}
+        stretches = (self.stretches(i, apart, b) for i, (apart, b) in enumerate(zip(split, box, strict=True)))
+        for parts in product(*stretches):
+            pixels = taps = often = 1
+            for (n, met), times in parts:
+                pixels, taps, often = pixels * n, taps * met, often * times
+            total[pixels] = total.get(pixels, 0) + often * (taps * self.channels + BEGIN)
+        return total
+
+    def _steps(self, total: dict[int, int], tile: tuple[int, int]) -> float:
+        height, short = tile
+        whole, less = self.prices[tile]
+        return sum(
+            products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
+            for n, products in total.items()
+        )
+
+
+def _splits(axes: tuple[Axis, ...]) -> list[tuple[bool, ...]]:
+    """Axes on which borders may be kept apart: one of them, or all."""
+    long = [i for i, a in enumerate(axes) if a.k > 1]
+    longest_kernel = 9 if len(long) > 1 else 16
+    long = [i for i in long if axes[i].k <= longest_kernel]
+    chosen = [{i} for i in long]
+    if len(long) > 1 and prod(2 * axes[i].k - 1 for i in long) <= PIECES:
+        chosen.append(set(long))
+    return [tuple(i in one for i in range(len(axes))) for one in chosen]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a box may take, and what it costs beside its products."""
+
+    entry_bytes: int  # of an input, packed, and what is kept beside it
+    budget: int  # bytes
+    most: int  # results
+    weight_bytes: int
+    result_bytes: int
+    l2: int
+    packing: float  # steps for an input
+    channels: int  # of the results, if they lie apart
+
+
+class Boxes:
+    """Boxes of results, each with the inputs that it meets."""
+
+    def __init__(self, axes: tuple[Axis, ...], forward: bool, room: Room, line: int) -> None:
+        self.axes, self.room = axes, room
+        self.phi = [1 if forward else a.stride for a in axes]
+        self.sigma = [a.stride if forward else 1 for a in axes]
+        self.results = [a.y if forward else a.x for a in axes]
+        self.count = [ceil(n / f) for n, f in zip(self.results, self.phi, strict=True)]
+        self.spread = [reach(a, forward) - 1 for a in axes]
+        self.line = line  # results along the last axis in a line of memory
+
+    def entries(self, box: Sequence[int]) -> int:
+        """Inputs that are packed for a box."""
+        ends = zip(box, self.sigma, self.spread, self.axes, strict=True)
+        return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in ends)
+
+    def number(self, box: Sequence[int]) -> int:
+        """How many boxes there are."""
+        return prod(ceil(c / b) for c, b in zip(self.count, box, strict=True))
+
+    def fits(self, box: Sequence[int]) -> bool:
+        """Whether a box is small enough."""
+        small = prod(box) * prod(self.phi) <= self.room.most or all(b == 1 for b in box)
+        return small and self.entries(box) * self.room.entry_bytes <= self.room.budget
+
+    def bytes(self, box: Sequence[int]) -> int:
+        """What a task has in the caches."""
+        results = prod(box) * prod(self.phi) * self.room.result_bytes
+        return self.entries(box) * self.room.entry_bytes + results + self.room.weight_bytes
+
+    def sizes(self, axis: int) -> list[int]:
+        """Lengths along an axis to choose from."""
+        n = self.count[axis]
+        if axis < len(self.count) - 1:
+            sizes = {ceil(n / cuts) for cuts in (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)}
+            return sorted({size for size in (*sizes, 1, 2, 3, 4) if size <= n})
+        size = longest(n, lambda size: self.fits([*[1] * axis, size]))
+        cuts = ceil(n / size)
+        shorter = (ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts))
+        line = ceil(self.line / self.phi[axis])
+        whole = {up(s, line) if 2 * line <= s < n else s for s in shorter}
+        return sorted(s for s in whole if s >= min(NARROWEST, size) and self.fits([*[1] * axis, s])) or [size]
+
+    def all(self) -> list[list[int]]:
+        """Boxes to choose from: those that fit, and are not too small beside others; large ones first that do not
+        overlap much.
+        """
+        found: list[list[int]] = [[]]
+        for axis in reversed(range(len(self.count))):
+            sizes = self.sizes(axis)
+            found = [[s, *b] for b in found for s in sizes if s == 1 or self.fits([*[1] * axis, s, *b])]
+        least = max(map(prod, found)) / SMALLEST
+        large = (b for b in found if prod(b) >= least)
+        return nsmallest(LOOKED_AT, large, key=lambda b: (self.entries(b) / prod(b), -prod(b)))
+
+    def best(
+        self, threads: int, steps: Callable[[list[int]], float], tasks: Callable[[int], tuple[int, int]]
+    ) -> list[int]:
+        """The box that costs least. `steps` says what the products take in all boxes; `tasks`, if there are so many
+        boxes, how often each is packed and how many tasks it makes.
+        """
+
+        def cost(box: list[int]) -> float:
+            number = self.number(box)
+            again, each = tasks(number)
+            packing = self.room.packing * self.entries(box) * number * again
+            crowded = max(0.0, self.bytes(box) / self.room.l2 - ROOMY)
+            waiting = lost(each * self.pieces(box), threads) if 0 < each * number <= MANY * threads else 0.0
+            ends = self.room.channels * number * self.ends(box, shared=again == 1)
+            return (steps(box) + packing + ends + TASK * number) * (1 + WAITING * waiting) * (1 + CROWDED * crowded)
+
+        return min(self.all(), key=cost)
+
+    def ends(self, box: Sequence[int], shared: bool) -> float:
+        """Steps for the ends of runs of results in a box, of one channel: rows, or several of them if they are whole.
+
+        `shared` says that other threads write the same channels meanwhile.
+        """
+        *outer, rows, columns = [b * f for b, f in zip(box, self.phi, strict=True)]
+        *_, height, width = self.results
+        whole = columns >= width
+        lengths = (rows * width,) if whole else (columns, width)
+        torn = any(n % self.line for n in lengths) and not (whole and rows >= height)
+        return prod(outer) * (1 if whole else rows) * (TORN if torn and shared else RUN)
+
+    def pieces(self, box: Sequence[int]) -> list[int]:
+        """How many results each box has."""
+        lengths = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(self.count, box, strict=True)]
+        return [prod(each) for each in product(*lengths)]
+
+
+def lost(sizes: Sequence[int], threads: int) -> float:
+    """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
+
+    The mean for that number of them and half of it.
+    """
+    shares = []
+    for team in (threads // 2, threads):
+        ends = [0] * team
+        for size in sizes:
+            heapreplace(ends, ends[0] + size)
+        shares.append(1 - sum(sizes) / (team * max(ends)))
+    return sum(shares) / len(shares)
