@@ -41,6 +41,7 @@ NAMED = {
     "an odd width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x7 w3x3 y5x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "an even width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x8 w3x3 y5x8 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "pairs whose first pixel is padding": "w bf16 n1 g1 cx4 cy20 x9 w5 y15 s1 d2 p7",
+    "pairs of wide rows": "w bf16 n2 g1 cx33 cy64 x11x259 w3x3 y11x259 s1x1 d1x1 p1x1",
     "pairs of images": "w bf16 n6 g1 cx20 cy33 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "pairs of images, over a stride": "w bf16 n4 g2 cx9 cy20 x13x9 w3x3 y7x5 s2x2 d1x1 p1x1 x@nxc y@nxc accumulate",
     "pairs of images, channels first": "w bf16 n6 g1 cx20 cy33 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1",

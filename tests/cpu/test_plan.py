@@ -17,6 +17,7 @@ from convgrad import engine
 from convgrad.cpu.nests import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan import Axis, make_plan, simplify
 from convgrad.cpu.plan.cuts import BEGIN, Boxes, Filling, Room
+from convgrad.cpu.plan.machine import dots
 from convgrad.cpu.plan.reduce import _busy
 from convgrad.cpu.plan.shape import spatial, walks_of
 from convgrad.cpu.target import Target
@@ -333,6 +334,18 @@ def test_boxes_overlap_little(sizes: str, layout: str) -> None:
     assert isinstance(plan, Gather)
     often = plan.boxes * prod(p.extent for p in plan.packs) / prod(p.size for p in plan.packs)
     assert often < 3
+
+
+@pytest.mark.skipif("without halves" not in TARGETS or not dots(TARGETS["without halves"]), reason="needs bf16 pairs")
+@pytest.mark.parametrize("layout", ["", " x@nxc y@nxc w@xio"])
+def test_boxes_of_pairs_overlap_little(layout: str) -> None:
+    """So do those of a weight gradient, whose pixels of x are made pairs."""
+    sizes = "n1 g1 cx64 cy64 x256x256 w3x3 y256x256 s1x1 d1x1 p1x1"
+    plan = make_plan(Problem.parse(f"w bf16 {sizes}{layout}"), TARGETS["without halves"], 2)
+    assert isinstance(plan, Reduce)
+    assert plan.pairs
+    often = prod(plan.box_counts) * plan.x_entries / prod(p.size for p in plan.x_packs)
+    assert often < 2
 
 
 def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:

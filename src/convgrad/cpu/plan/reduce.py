@@ -46,6 +46,8 @@ from .shape import (
 
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
+OVERLAP, LESS = 2.5, 0.6  # where so many pixels of x are packed for one of y, boxes with so many times less are taken
+NARROWEST = 64  # pixels of a row that is cut for it
 THIN = 8  # of so many pixels one may be taken by the shuffles that pack a row
 
 
@@ -249,7 +251,7 @@ class Planner:
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
         line = LINE // DTYPES[self.p.dtype].size if axes[-1].y_step == 1 else 1
-        self.box = _cut(axes, self.target, lane_bytes, row_bytes, line)
+        self.box = _cut(axes, self.target, lane_bytes, row_bytes, line, self.pairs)
         if self.pairs:
             self.why.append("pixels of bf16 two at a time (avx512_bf16)")
             self.box[-1] = min(up(self.box[-1], 2), axes[-1].y)
@@ -520,25 +522,40 @@ def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bo
     return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
 
 
-def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
+def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int, line: int, pairs: bool) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    Of a row that is cut, whole lines, of so many pixels. It must not depend on the number of threads: pixels are summed
+    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where all of x would be packed three times for
+    pairs, rows are cut in order to take more of them. It must not depend on the number of threads: pixels are summed
     in the order of the boxes.
     """
     most = max(16, target.l1 * 7 // 8 // lane_bytes)
-    box = [1] * len(axes)
-    for i in reversed(range(len(axes))):
 
-        def fits(b: int, i: int = i) -> bool:
-            trial = [*box[:i], b, *box[i + 1 :]]
-            return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 * 4 // 5
+    def filled(sizes: Sequence[int], most: int) -> list[int]:
+        box = [1] * len(axes)
+        for i in reversed(range(len(axes))):
 
-        box[i] = longest(axes[i].y, fits)
-        if box[i] < axes[i].y:
-            whole = (up(box[i], line), box[i] // line * line) if i == len(axes) - 1 else ()
-            box[i] = next((b for b in whole if 2 * line <= b and fits(b)), box[i])
-            break
+            def fits(b: int, i: int = i) -> bool:
+                trial = [*box[:i], b, *box[i + 1 :]]
+                return prod(trial) <= most and _entries(axes, trial) * row_bytes <= target.l2 * 4 // 5
+
+            box[i] = longest(sizes[i], fits)
+            if box[i] < sizes[i]:
+                whole = (up(box[i], line), box[i] // line * line) if i == len(axes) - 1 else ()
+                box[i] = next((b for b in whole if 2 * line <= b and fits(b)), box[i])
+                break
+        return box
+
+    def often(box: Sequence[int]) -> float:
+        return _entries(axes, box) / prod(b * a.stride for b, a in zip(box, axes, strict=True))
+
+    sizes = [a.y for a in axes]
+    box = filled(sizes, most)
+    if pairs and often(box) > OVERLAP:
+        # Packing takes longer than reading what does not fit in the first-level cache.
+        widths = (up(ceil(sizes[-1] / cuts), line) for cuts in range(1, sizes[-1] // NARROWEST + 1))
+        others = (filled([*sizes[:-1], width], 2 * most) for width in widths)
+        box = next((other for other in others if often(other) < LESS * often(box)), box)
     return box
 
 
