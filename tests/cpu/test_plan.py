@@ -307,6 +307,44 @@ def test_planning_ends(threads: int) -> None:
             assert 1 <= plan.row_part <= plan.crow
 
 
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarms")
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [
+        ("w bf16 n1 g1 cx64 cy64 x1000000000 w3 y1000000000 s1 d10000 p10000", 2),
+        ("w bf16 n1 g1 cx64 cy64 x9x100000000 w3x3 y9x100000000 s1x1 d9x1 p9x1", 2),
+        ("y f32 n1 g1 cx1 cy16 x20x20000 w3x5000 y20x20001 s1x1 d1x1 p1x2500", 2),
+        ("x f32 n1 g1 cx20 cy40 x100000000 w4000 y1000000 s4096 d1 p1", 2),
+        ("y f32 n1000000000 g1 cx8 cy8 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1", 1024),
+        ("x f32 n700 g1 cx16 cy16 x512x512x64 w3x3x3 y512x512x64 s1x1x1 d1x1x1 p1x1x1", 1024),
+        ("x f32 n1 g100000 cx40 cy40 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1", 64),
+    ],
+)
+def test_planning_ends_for_any_sizes(text: str, threads: int) -> None:
+    for target in ("native", "without halves", "native in small caches"):
+        assert make_plan(Problem.parse(text), TARGETS[target], threads) is not None
+
+
+@pytest.mark.parametrize("threads", [4, 16, 64])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y f32 n1 g1 cx64 cy16 x32x32 w3x3 y32x32 s1x1 d1x1 p1x1",
+        "y f32 n1 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+        "x bf16 n1 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+        "y f32 n1 g1 cx512 cy64 x127 w9 y127 s1 d1 p4",
+        "y f32 n1 g1 cx512 cy64 x1000 w9 y1000 s1 d1 p4",
+        "y f32 n16 g1 cx256 cy64 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio",
+    ],
+)
+def test_every_thread_has_something_to_do(text: str, threads: int) -> None:
+    """Unless boxes would hold but a tile or two."""
+    plan = make_plan(Problem.parse(text), TARGETS["without halves"], threads)
+    assert isinstance(plan, Gather)
+    assert plan.tasks >= threads or prod(plan.region) <= 6 * plan.rows
+
+
 @pytest.mark.parametrize("pixels", [1, 500, 512 * 112, 512 * 112 + 1, 10**6, 10**9])
 def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
     """All pixels of all images are one axis here, of any length; pieces are equal up to rounding."""

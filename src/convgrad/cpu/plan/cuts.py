@@ -1,6 +1,7 @@
 """How results are cut: boxes of pixels that tasks take, register tiles in them, borders that are kept apart.
 
-Of all that fits, what costs least is taken. Costs are counted in steps: products of one vector.
+Of all that fits, what costs least is taken. Costs are counted in steps: a vector times one channel, added to a sum.
+Where channels are taken in pairs, a pair is two steps.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heapreplace, nsmallest
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import NamedTuple
 
 from ..nests import up
@@ -22,14 +23,15 @@ LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the s
 QUICK, HIGHER = 4, 0.003  # a tile of more rows takes a little longer for each: results are written later
 BEGIN = 16  # products that a tile takes longer for each run of them
 COPIED, TURNED = 3, 7  # steps that packing a vector takes, if channels lie together and if they lie apart
-RUN, TORN = 60, 300  # steps that a run of results takes if channels lie apart; if it has a line with another thread
+RUN, TORN = 120, 300  # steps that a run of results takes if channels lie apart; if it has a line with another thread
 TASK = 500  # steps that a box takes for itself: its pixels are listed
 WAITING = 0.7  # what is lost of the time that threads wait: as a rule one of them is slower
 MANY = 32  # tasks for a thread: of more nothing is lost
 ROOMY, CROWDED = 0.6, 0.05  # beyond this share of the second-level cache it takes longer, so much for all of it
 SMALLEST = 8  # boxes that are so many times smaller than others are not looked at
-LOOKED_AT = 32  # boxes that are, those first that overlap least
-NARROWEST = 64  # pixels of a row that is cut although it fits
+LOOKED_AT = 32  # boxes that are: those that overlap least, large ones first
+NARROWEST = 64  # positions of a row that is cut although it fits, if there are boxes enough
+ENOUGH, LEAST_BOX = 2, 2  # tasks for a thread, if boxes then hold so many tiles
 PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
 
 
@@ -63,10 +65,8 @@ class Filling:
                 self.splits += _splits(axes)
         # Where stretches of pixels that meet the same taps begin and end does not depend on the box.
         whole = [a.y if forward else a.x for a in axes]
-        self.walks = {
-            apart: walks_of(axes, forward, whole, (apart,) * len(axes), in_place)
-            for apart in {apart for split in self.splits for apart in split}
-        }
+        able = tuple(any(split[i] for split in self.splits) for i in range(len(axes)))
+        self.walks = {any(split): walks_of(axes, forward, whole, split, in_place) for split in {none, able}}
 
         def price_of(tile: tuple[int, int]) -> tuple[float, float]:
             height, short = tile
@@ -136,6 +136,13 @@ def _splits(axes: tuple[Axis, ...]) -> list[tuple[bool, ...]]:
     return [tuple(i in one for i in range(len(axes))) for one in chosen]
 
 
+class Tasks(NamedTuple):
+    """What a box is to threads: how often it is packed, and how many tasks it makes; none if tasks have all boxes."""
+
+    again: int
+    each: int
+
+
 @dataclass(frozen=True)
 class Room:
     """What a box may take, and what it costs beside its products."""
@@ -161,6 +168,7 @@ class Boxes:
         self.count = [ceil(n / f) for n, f in zip(self.results, self.phi, strict=True)]
         self.spread = [reach(a, forward) - 1 for a in axes]
         self.line = line  # results along the last axis in a line of memory
+        self.choices = cache(self._choices)
 
     def entries(self, box: Sequence[int]) -> int:
         """Inputs that are packed for a box."""
@@ -176,53 +184,81 @@ class Boxes:
         small = prod(box) * prod(self.phi) <= self.room.most or all(b == 1 for b in box)
         return small and self.entries(box) * self.room.entry_bytes <= self.room.budget
 
-    def bytes(self, box: Sequence[int]) -> int:
-        """What a task has in the caches."""
+    def footprint(self, box: Sequence[int]) -> int:
+        """Bytes that a task has in the caches."""
         results = prod(box) * prod(self.phi) * self.room.result_bytes
         return self.entries(box) * self.room.entry_bytes + results + self.room.weight_bytes
 
-    def sizes(self, axis: int) -> list[int]:
-        """Lengths along an axis to choose from."""
+    def sizes(self, axis: int, *, narrow: bool) -> list[int]:
+        """Lengths along an axis to choose from. Rows are short only if they may be `narrow`."""
         n = self.count[axis]
+        many = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)
         if axis < len(self.count) - 1:
-            sizes = {ceil(n / cuts) for cuts in (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)}
-            return sorted({size for size in (*sizes, 1, 2, 3, 4) if size <= n})
+            return sorted({size for size in (*(ceil(n / cuts) for cuts in many), 1, 2, 3, 4) if size <= n})
         size = longest(n, lambda size: self.fits([*[1] * axis, size]))
         cuts = ceil(n / size)
-        shorter = (ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts))
+        shorter = [ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts)]
+        if narrow:
+            shorter += [ceil(n / (cuts * c)) for c in many]
         line = ceil(self.line / self.phi[axis])
         whole = {up(s, line) if 2 * line <= s < n else s for s in shorter}
-        return sorted(s for s in whole if s >= min(NARROWEST, size) and self.fits([*[1] * axis, s])) or [size]
+        least = 1 if narrow else min(NARROWEST, size)
+        return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
 
-    def all(self) -> list[list[int]]:
-        """Boxes to choose from: those that fit, and are not too small beside others; large ones first that do not
-        overlap much.
-        """
+    def _choices(self, narrow: bool) -> list[list[int]]:
+        """All boxes that fit, made of those lengths."""
         found: list[list[int]] = [[]]
         for axis in reversed(range(len(self.count))):
-            sizes = self.sizes(axis)
+            sizes = self.sizes(axis, narrow=narrow)
             found = [[s, *b] for b in found for s in sizes if s == 1 or self.fits([*[1] * axis, s, *b])]
-        least = max(map(prod, found)) / SMALLEST
-        large = (b for b in found if prod(b) >= least)
-        return nsmallest(LOOKED_AT, large, key=lambda b: (self.entries(b) / prod(b), -prod(b)))
+        return found
 
     def best(
-        self, threads: int, steps: Callable[[list[int]], float], tasks: Callable[[int], tuple[int, int]]
+        self, threads: int, least: int, steps: Callable[[list[int]], float], tasks: Callable[[list[int]], Tasks]
     ) -> list[int]:
-        """The box that costs least. `steps` says what the products take in all boxes; `tasks`, if there are so many
-        boxes, how often each is packed and how many tasks it makes.
+        """The box that costs least. `steps` says what the products take in all boxes; `tasks` what a box is to threads.
+
+        Each of them has something to do if that takes boxes of no fewer than `least` positions.
         """
+        wanted = ENOUGH * threads
+
+        def busy(box: list[int]) -> int:
+            each = tasks(box).each
+            return min(self.number(box) * each, wanted) if each else wanted
+
+        found = [b for b in self.choices(False) if busy(b) == wanted and prod(b) >= least]
+        if found:
+            largest = max(map(prod, found))
+            found = [b for b in found if SMALLEST * prod(b) >= largest]
+        else:  # few results: as many boxes as there can be
+            found = self.choices(True)
+            found = [b for b in found if prod(b) >= least] or found
+        looked_at = nsmallest(LOOKED_AT, found, key=lambda b: (-busy(b), self.entries(b) / prod(b), -prod(b)))
 
         def cost(box: list[int]) -> float:
-            number = self.number(box)
-            again, each = tasks(number)
+            number, (again, each) = self.number(box), tasks(box)
             packing = self.room.packing * self.entries(box) * number * again
-            crowded = max(0.0, self.bytes(box) / self.room.l2 - ROOMY)
-            waiting = lost(each * self.pieces(box), threads) if 0 < each * number <= MANY * threads else 0.0
-            ends = self.room.channels * number * self.ends(box, shared=again == 1)
-            return (steps(box) + packing + ends + TASK * number) * (1 + WAITING * waiting) * (1 + CROWDED * crowded)
+            ends = self.room.channels * number * self.ends(box, shared=each > 0 and again == 1)
+            crowded = max(0.0, self.footprint(box) / self.room.l2 - ROOMY)
+            return (steps(box) + packing + ends + TASK * number) * (1 + CROWDED * crowded)
 
-        return min(self.all(), key=cost)
+        # Threads that wait only make it longer, so no box that costs more without that need be asked.
+        least_cost, best = inf, looked_at[0]
+        for alone, box in sorted((cost(box), box) for box in looked_at):
+            if alone >= least_cost:
+                break
+            waiting = self.waiting(box, tasks(box).each, threads)
+            together = alone * (1 - WAITING + WAITING / (1 - waiting))
+            if together < least_cost:
+                least_cost, best = together, box
+        return best
+
+    def waiting(self, box: Sequence[int], each: int, threads: int) -> float:
+        """The share of time that threads wait, if a box is so many tasks: see `lost`."""
+        if not each or self.number(box) > MANY * threads:
+            return 0.0
+        lengths = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(self.count, box, strict=True)]
+        return lost([prod(sides) for sides in product(*lengths)], each, threads)
 
     def ends(self, box: Sequence[int], shared: bool) -> float:
         """Steps for the ends of runs of results in a box, of one channel: rows, or several of them if they are whole.
@@ -236,21 +272,19 @@ class Boxes:
         torn = any(n % self.line for n in lengths) and not (whole and rows >= height)
         return prod(outer) * (1 if whole else rows) * (TORN if torn and shared else RUN)
 
-    def pieces(self, box: Sequence[int]) -> list[int]:
-        """How many results each box has."""
-        lengths = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(self.count, box, strict=True)]
-        return [prod(each) for each in product(*lengths)]
 
-
-def lost(sizes: Sequence[int], threads: int) -> float:
+def lost(sizes: Sequence[int], each: int, threads: int) -> float:
     """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
 
-    The mean for that number of them and half of it.
+    Each size stands for so many pieces. The mean for that number of threads, two at least, and half of it.
     """
+    if each * len(sizes) > MANY * threads:
+        return 0.0
     shares = []
     for team in (threads // 2, threads):
         ends = [0] * team
         for size in sizes:
-            heapreplace(ends, ends[0] + size)
-        shares.append(1 - sum(sizes) / (team * max(ends)))
+            for _ in range(each):
+                heapreplace(ends, ends[0] + size)
+        shares.append(1 - each * sum(sizes) / (team * max(ends)))
     return sum(shares) / len(shares)

@@ -11,7 +11,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
 from ..target import LINE, Target
-from .cuts import COPIED, TURNED, Boxes, Filling, Room, lost
+from .cuts import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
 from .machine import (
     NARROW,
     NARROW_PAIRS,
@@ -204,23 +204,27 @@ class Planner:
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         length = self.share[0] if self.share else self.cin
         filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price)
-        steps = COPIED if self.in_channel[1] == 1 else TURNED
-        weights = self.taps * self.chunk * self.block * (self.size if self.pairs else self.item)
+        vector = COPIED if self.in_channel[1] == 1 else TURNED
+        summed = self.share[0] if self.share else self.chunk
+        weights = self.taps * summed * self.block * (self.size if self.pairs else self.item)
         room = Room(
             pixel_bytes, budget, self.most, weights, 0 if self.staged else self.block * self.out_size, self.target.l2,
-            0 if self.in_place else steps * ceil(self.in_total / self.lanes),
+            0 if self.in_place else vector * ceil(self.in_total / self.lanes),
             0 if self.out_channel[1] == 1 else self.out_total * (2 if self.pairs else 1),
         )  # fmt: skip
         boxes = Boxes(axes, forward, room, line)
 
         def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
-            own = self._owned(threads)
+            able = self._many_weights(threads)
 
-            def tasks(number: int) -> tuple[int, int]:
+            def tasks(box: list[int]) -> Tasks:
+                number = boxes.number(box)
+                if able and self._sums_fit(number, prod(box) * prod(self._phi())):
+                    return Tasks(self.blocks, 0)
                 shared = self._shared_by(self.runs * number, threads)
-                return (self.blocks, 0) if own else (shared, self.runs * shared)
+                return Tasks(shared, self.runs * shared)
 
-            return boxes.best(threads, lambda box: columns * steps(box), tasks)
+            return boxes.best(threads, LEAST_BOX * self.rows, lambda box: columns * steps(box), tasks)
 
         # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
         # spoils, so which of them are taken must not depend on the number of threads.
@@ -238,16 +242,14 @@ class Planner:
 
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
-        blocks = self.blocks
-        self.block_groups = ceil(blocks / ceil(blocks / self._shared_by(self.runs * self.boxes, self.threads)))
-        sums = self.boxes * (prod(self.region) + self.lanes) * self.block * self.item if self.chunk < self.cin else 0
-        self.own = self._owned(self.threads) and sums <= ROOM
+        self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
+        self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
         elif self.run > 1:
             self.why.append(f"{self.run} groups in a task")
 
-    def _owned(self, threads: int) -> bool:
+    def _many_weights(self, threads: int) -> bool:
         """Whether it pays that threads pack the weights that they need, for all boxes: these do not leave their caches.
 
         Of many weights and few pixels it does.
@@ -259,15 +261,22 @@ class Planner:
             and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
             and self.taps * self.cin * self.out_total * self.size > self.target.l2
             and self.groups * self.blocks >= 2 * threads
-            and lost(self.groups * blocks_wide, threads) < 0.05
+            and lost(blocks_wide, self.groups, threads) < 0.05
         )
 
+    def _sums_fit(self, boxes: int, results: int) -> bool:
+        """Whether a thread can keep the sums of a block of channels for so many boxes, if it must."""
+        return self.chunk == self.cin or boxes * (results + self.lanes) * self.block * self.item <= ROOM
+
     def _shared_by(self, tasks: int, threads: int) -> int:
-        """Tasks that share a box, each with a part of the channels, if there would be so many without."""
-        # It may be, if packing it again costs little beside the products.
-        able = self.in_place or self.taps * self.vectors >= 16
-        wanted = 8 * threads if able and self.blocks > 1 else 2 * threads
-        return 1 if tasks >= wanted else min(self.blocks, ceil(wanted / tasks))
+        """Tasks that share a box, each with a part of the channels, if there would be so many without.
+
+        More of them, if packing it again costs little beside the products.
+        """
+        cheap = self.in_place or self.taps * self.vectors >= 16
+        wanted = 8 * threads if cheap and self.blocks > 1 else 2 * threads
+        parts = 1 if tasks >= wanted else min(self.blocks, ceil(wanted / tasks))
+        return ceil(self.blocks / ceil(self.blocks / parts))
 
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""

@@ -13,6 +13,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import LINE, Target
+from .cuts import NARROWEST
 from .machine import (
     NARROW,
     NARROW_PAIRS,
@@ -46,8 +47,7 @@ from .shape import (
 
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
-OVERLAP, LESS = 2.5, 0.6  # where so many pixels of x are packed for one of y, boxes with so many times less are taken
-NARROWEST = 64  # pixels of a row that is cut for it
+OVERLAP, LESS = 2.5, 0.6  # where pixels of x are packed so often, boxes are taken in which it is so many times less
 THIN = 8  # of so many pixels one may be taken by the shuffles that pack a row
 
 
@@ -525,9 +525,9 @@ def _row_side(p: Problem, lanes: int, taps: int, x_together: bool, pairs_lie: bo
 def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int, line: int, pairs: bool) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where all of x would be packed three times for
-    pairs, rows are cut in order to take more of them. It must not depend on the number of threads: pixels are summed
-    in the order of the boxes.
+    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where x would be packed too often for pairs,
+    there are twice as many pixels in a box, and rows are cut in order to take more of them. It must not depend on the
+    number of threads: pixels are summed in the order of the boxes.
     """
     most = max(16, target.l1 * 7 // 8 // lane_bytes)
 
@@ -553,8 +553,9 @@ def _cut(axes: tuple[Axis, ...], target: Target, lane_bytes: int, row_bytes: int
     box = filled(sizes, most)
     if pairs and often(box) > OVERLAP:
         # Packing takes longer than reading what does not fit in the first-level cache.
-        widths = (up(ceil(sizes[-1] / cuts), line) for cuts in range(1, sizes[-1] // NARROWEST + 1))
-        others = (filled([*sizes[:-1], width], 2 * most) for width in widths)
+        fewest = ceil(sizes[-1] / (2 * most))
+        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + 8))
+        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= NARROWEST)
         box = next((other for other in others if often(other) < LESS * often(box)), box)
     return box
 

@@ -144,8 +144,10 @@ def walks_of(
         out, inner = (a.y, a.x) if forward else (a.x, a.y)
         step = a.y_step if forward else a.x_step
         stretches: list[Stretch] = []
-        for residue in range(phi):
-            taps = [(k, o) for k, o in enumerate(found) if forward or (k * a.dilation - a.pad) % a.stride == residue]
+        met_by_residue: list[list[tuple[int, int]]] = [[] for _ in range(phi)]
+        for k, o in enumerate(found):
+            met_by_residue[(k * a.dilation - a.pad) % phi].append((k, o))
+        for residue, taps in enumerate(met_by_residue):
             count = max(0, ceil((out - residue) / phi))
             # A tap is met where 0 <= q*sigma + o < inner.
             met = {k: (max(0, -(o // sigma)), min(count, -((o - inner) // sigma))) for k, o in taps}
