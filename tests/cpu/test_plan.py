@@ -109,6 +109,17 @@ def test_workspace_is_bounded(target: str) -> None:
             check_workspace(p, REAL[target], threads)
 
 
+@pytest.mark.parametrize("target", REAL)
+def test_threads_that_would_need_too_much_memory_are_left_out(target: str) -> None:
+    p = Problem.parse("y f32 n2 g54158 cx1 cy1 x1x8 w4x20 y1x1 s1x5 d1x1 p0x3")  # 20 MiB to pack for each
+    for threads in (1, 2, 16, 64):
+        plan = make_plan(p, REAL[target], threads)
+        check_workspace(p, REAL[target], threads)
+        assert not isinstance(plan, Declined)
+        fewer = f"{plan.threads} of {threads} threads"
+        assert (plan.threads < threads) == (threads >= 16) == any(fewer in reason for reason in plan.why)
+
+
 def test_lanes_without_a_channel_are_not_packed_by_the_hundred_megabytes() -> None:
     for channels, declined in ((1, True), (5, False)):
         p = Problem.parse(f"x f32 n1 g1 cx{channels} cy4096 x30x30 w30x30 y18x18 s1x1 d1x1 p0x0")

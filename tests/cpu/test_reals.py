@@ -209,6 +209,14 @@ def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
         "n2 g1 cx16 cy16 x40 w4 y19 s2 d1 p0 x@nxc y@nxc",
         "n1 g1 cx32 cy48 x49 w1 y49 s1 d1 p0",
         "n1 g1 cx16 cy16 x3x4x5 w3x3x3 y3x4x5 s1x1x1 d1x1x1 p1x1x1",
+        # Channels on their own, and groups that share the lanes.
+        "n2 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+        "n2 g20 cx1 cy1 x9x11 w5x3 y5x6 s2x2 d1x1 p2x1 x@nxc y@nxc",
+        "n3 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
+        "n3 g6 cx4 cy4 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+        "n3 g5 cx2 cy4 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+        "n40 g9 cx2 cy1 x13x12 w2x5 y14x12 s1x1 d1x1 p1x2",
+        "n1 g19 cx1 cy1 x5x4x5 w3x2x3 y5x5x5 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc",
     ],
 )
 def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, target: str) -> None:

@@ -50,6 +50,15 @@ class Packed:
         return self.count * len(self.offsets)
 
 
+class Met(NamedTuple):
+    """What each weight meets: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for every o within its reach."""
+
+    starts: Ints
+    reach: tuple[tuple[tuple[int, int], ...], ...]  # of each tap, per axis: the range of o for which it lies inside x
+    x_steps: Ints
+    y_steps: Ints
+
+
 @dataclass(frozen=True)
 class Ahead:
     """Lines of memory that are asked for while something else is computed: a slice of them in each call of the tile.
@@ -167,10 +176,14 @@ class Nest:
         return self.item * sum(v for k, v in self.sizes.items() if not k.startswith("."))
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of the buffers that each thread has of its own."""
+        return self.item * sum(v for k, v in self.sizes.items() if k.startswith("."))
+
+    @property
     def workspace(self) -> int:
         """Bytes of all buffers, for all threads."""
-        own = sum(v for k, v in self.sizes.items() if k.startswith("."))
-        return self.shared + self.threads * self.item * own
+        return self.shared + self.threads * self.own_bytes
 
     def __str__(self) -> str:
         """Lines for a person: what was chosen, how much memory it takes, and why."""
@@ -178,7 +191,7 @@ class Nest:
         tile = f"tile {self.rows} rows x {self.vectors} vectors of {self.lanes} ({self.sum} sums)"
         buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in self.sizes.items()]
         memory = f"{self.workspace / 2**20:.2f} MiB on {self.threads} threads (elements: {', '.join(buffers)})"
-        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold")
+        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold", "met")
         shown = [f.name for f in fields(self) if f.name not in hidden]  # type: ignore[arg-type]
         return "\n".join(
             [
@@ -397,6 +410,7 @@ class Reduce(Nest):
     taps: Ints  # offset in w of each kernel element
     entries: Ints  # elements into the band of x, of each
     reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
+    met: Met | None  # where tiles run over padding too
     slices: int  # the sum over boxes is cut into so many parts, added in order
     operands: tuple[str, str, str]  # the tensors that are x, y and w here
     stream: bool  # results are written past the caches
@@ -594,6 +608,7 @@ class Slide(Nest):
     w_step: int  # elements of w between channels
     band: int  # positions along the third axis that a task covers
     slices: int  # of a weight gradient: the sum over y is cut into so many parts, added in order
+    met: Met | None  # of a weight gradient
     bias: int | None
     accumulate: bool
     stream: bool

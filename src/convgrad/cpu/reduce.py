@@ -11,6 +11,7 @@ from .ahead import Fetch, slice_of, tabulate
 from .boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
+from .mend import Mend
 from .nests import Reduce
 from .numbers import Numbers, interleave, size_of
 from .target import LINE
@@ -63,7 +64,7 @@ def write(plan: Reduce) -> str:
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
     work = _shared_tile(m, plan, tap_entries) if plan.share else _tile(m, "tile", plan, result, plan.vectors)
     tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
-    write_sums = _write_sums(m, plan, result, tap_weights)
+    write_sums = _write_sums(m, plan, given, result, tap_weights)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
     args, tid, members, team = f.args
@@ -72,6 +73,7 @@ def write(plan: Reduce) -> str:
     at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
     boxes = plan.box_counts
     total = prod(boxes)
+    data = [] if plan.met is None else [pointers["x"], pointers["y"]]
     if plan.ahead is not None:
         f.call(tabulate(m, plan.ahead), at[".lines"])
 
@@ -129,7 +131,7 @@ def write(plan: Reduce) -> str:
                             last_block = f.test("eq", block, plan.lane_blocks - 1)
                             f.call_either(last_block, tail, work, *arguments, *fetched(index))
         if plan.slices == 1 and not plan.direct:
-            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, 0, plan.tiles)
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, 0, plan.tiles, *data)
     if plan.slices > 1:
         f.meet(team)
         units = plan.tasks // plan.slices
@@ -146,7 +148,8 @@ def write(plan: Reduce) -> str:
                     more = f.load(f.at(slab, f.add(i, s * plan.slab), plan.sum), given.vector, size_of(plan.sum))
                     sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
-            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, tile, f.add(tile, 1))
+            tiles = (tile, f.add(tile, 1))
+            f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, *tiles, *data)
     if plan.stream:
         f.settle()
     return str(m)
@@ -415,14 +418,15 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     return f
 
 
-def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Function:
+def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights: str) -> Function:
     """A function that writes a task's sums to w.
 
-    (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to).
+    (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to; then, to mend sums, x and y).
     """
     names = ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until", "i:top", "i:bottom"]
-    f = m.function("write_sums", names)
-    sums, to, group, own, first, lane_from, lane_until, top, bottom = f.args
+    mend = None if plan.met is None else Mend(m, plan.met, given)
+    f = m.function("write_sums", [*names, "p:x", "p:y"] if mend else names)
+    sums, to, group, own, first, lane_from, lane_until, top, bottom, *data = f.args
     group_step, row_step, lane_step = plan.w_strides
     taps = plan.tap_step if plan.share else len(plan.taps)
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and not plan.share
@@ -446,11 +450,17 @@ def _write_sums(m: Module, plan: Reduce, n: Numbers, tap_weights: str) -> Functi
                 with f.when(f.test("slt", tap, len(plan.taps))):
                     offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
                     with f.loop(0, lanes) as lane:
-                        g, c = f.split(f.add(f.mul(block, plan.block), lane), [0, outputs])
+                        y_channel = f.add(f.mul(block, plan.block), lane)
+                        g, c = f.split(y_channel, [0, outputs])
                         at = f.add(offset, f.mul(channel, row_step), f.mul(g, group_step), f.mul(c, lane_step))
-                        value = f.load(
-                            f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum)
-                        )
+                        sum_at = f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum)
+                        if mend is not None:
+                            x_channel = f.add(f.mul(g, plan.share[0]), channel)
+                            x = f.at(data[0], f.mul(x_channel, plan.x_channel[1]), given.storage)
+                            y = f.at(data[1], f.mul(y_channel, plan.y_channel[1]), given.storage)
+                            value = mend.look(f, sum_at, x, y, tap)
+                        else:
+                            value = f.load(sum_at, plan.sum, size_of(plan.sum))
                         _put(f, plan, n, value, f.at(to, at, n.storage))
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)

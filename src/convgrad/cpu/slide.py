@@ -13,6 +13,7 @@ from itertools import product
 
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
+from .mend import Mend
 from .nests import Slide, Stretch
 from .numbers import Numbers, fma, size_of
 from .target import LINE
@@ -242,6 +243,9 @@ def _write_w(plan: Slide) -> str:
     plain = _sum_tile(m, "tile", plan, given, combo, masked=False)
     masked = _sum_tile(m, "tile_masked", plan, given, combo, masked=True)
     tap_weights = m.table("tap_weights", plan.taps)
+    if plan.met is None:
+        raise ValueError("the plan does not say what a weight meets")
+    mend = Mend(m, plan.met, given)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
     args, tid, _, team = f.args
@@ -271,7 +275,8 @@ def _write_w(plan: Slide) -> str:
                 sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
             f.store(sum_, f.at(row, c, plan.sum), given.vector, size_of(plan.sum))
         with f.loop(0, plan.channels) as c:
-            value = f.load(f.at(row, c, plan.sum), plan.sum, size_of(plan.sum))
+            x, y = (f.at(pointers[name], c, given.storage) for name in "xy")
+            value = mend.look(f, f.at(row, c, plan.sum), x, y, tap)
             place = f.at(pointers["w"], f.add(offset, f.mul(c, plan.w_step)), result.storage)
             if plan.accumulate:
                 value = f.op(f"fadd {plan.sum} {value}, {result.load_one(f, place)}")

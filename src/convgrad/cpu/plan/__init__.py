@@ -14,7 +14,8 @@ from .shape import Axis, simplify
 __all__ = ["Axis", "make_plan", "simplify"]
 
 ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
-SHARED = 64 << 20  # bytes that packed weights may take beyond four times the largest tensor
+SHARED = 64 << 20  # bytes that the workspace may take beyond four times the largest tensor
+OWN = 6 << 20  # and more for each thread
 
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
@@ -37,6 +38,13 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if isinstance(plan, Declined):
         return plan
     largest = plan.item * max(problem.size(role) for role in ("x", "w", "y"))
-    if plan.shared > 4 * largest + SHARED:
+    left = 4 * largest + SHARED - plan.shared
+    if left < 0:
         return Declined(f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel")
-    return replace(plan, threads=min(threads, plan.tasks))
+    threads = min(threads, plan.tasks)
+    most = left // (plan.own_bytes - OWN) if plan.own_bytes > OWN else threads
+    if most < 1:
+        return Declined(f"{plan.own_bytes >> 20} MiB of packed data for one thread")
+    if most < threads:
+        plan = replace(plan, why=(*plan.why, f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"))
+    return replace(plan, threads=min(threads, most))

@@ -81,9 +81,6 @@ class Planner:
         self._cut_sums()
         self._take_input()
         self._cut_pixels()
-        band = prod(q.extent for q in self.packs) * self.pitch * self.item
-        if not self.in_place and band > max(64 << 20, 4 * self.p.bytes):
-            return Declined(f"a band of {band >> 20} MiB for one box of pixels")
         self._share_out()
         self._use_caches()
         return self._made()
@@ -175,14 +172,14 @@ class Planner:
             self.why.append("the input is read in place: no padding, channels innermost, no conversion")
         apart = self.out_channel[1] != 1 and self.out_total > 1
         self.staged = apart or chunk < cin or self.fold is not None
-        if self.staged and self.fold is None:
-            reason = "channels are not innermost" if chunk == cin else "sums in parts"
-            self.why.append(f"results go through a stage: {reason}")
         if self.share:
             # Channels of one group after another make one run of channels.
             self.in_channel = (0, self.in_channel[1] if self.share[0] > 1 else self.in_channel[0])
             self.out_channel = (0, self.out_channel[1] if self.share[1] > 1 else self.out_channel[0])
             self.staged = self.out_channel[1] != 1
+        if self.staged and self.fold is None:
+            reason = "channels are not innermost" if self.share or chunk == cin else "sums in parts"
+            self.why.append(f"results go through a stage: {reason}")
 
     def _cut_pixels(self) -> None:
         """Boxes of pixels, tiles in them, and borders that are kept apart."""

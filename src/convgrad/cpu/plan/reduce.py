@@ -11,7 +11,7 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..nests import Ahead, Declined, Packed, Plan, Reduce, entry_steps, pitch, up
+from ..nests import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import LINE, Target
 from .cuts import NARROWEST
 from .machine import (
@@ -37,6 +37,7 @@ from .shape import (
     lines,
     longest,
     met_by,
+    met_of,
     offsets,
     packed,
     phases_of,
@@ -116,10 +117,6 @@ class Planner:
         self._cut_results()
         self._spare_copies()
         self._lay_bands()
-        pitches = self.row_part if self.strung and self.row_side == "x" else prod(q.extent for q in self.x_packs)
-        band = pitches * self.x_pitch * self.item
-        if band > max(64 << 20, 4 * self.p.bytes):
-            return Declined(f"a band of {band >> 20} MiB for one box of pixels")
         self._use_caches()
         return self._made()
 
@@ -441,7 +438,8 @@ class Planner:
 
     def _made(self) -> Reduce:
         p, axes = self.p, self.shape.axes
-        met = [[met_by(a, o) for o in offsets(a, True)] for a in axes]
+        met = met_of(axes)
+        padded = any(ends != (0, a.y) for tap in met.reach for ends, a in zip(tap, axes, strict=True))
         return Reduce(
             dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double", lanes=self.lanes,
             rows=self.rows, vectors=self.vectors, groups=self.groups, row_side=self.row_side, crow=self.crow,
@@ -452,8 +450,8 @@ class Planner:
             x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
             in_place=self.in_place, lanes_in_place=self.lanes_in_place, strung=self.strung, row_part=self.row_part,
             lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
-            taps=tap_offsets(axes), entries=self.entries, reach=tuple(product(*met)), slices=self.slices,
-            ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
+            taps=tap_offsets(axes), entries=self.entries, reach=met.reach, met=met if self.share and padded else None,
+            slices=self.slices, ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
             half=half(self.target), threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
 

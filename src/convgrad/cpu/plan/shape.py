@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from math import ceil
 
 from ...spec.problem import Ints, Problem
-from ..nests import Packed, Phase, Stretch, Walk
+from ..nests import Met, Packed, Phase, Stretch, Walk
 from ..target import LINE
 
 AXES = 4
@@ -96,6 +96,18 @@ def reach(a: Axis, forward: bool) -> int:
 def met_by(a: Axis, offset: int) -> tuple[int, int]:
     """The range of y for which a tap at that offset lies inside x."""
     return max(0, -(offset // a.stride)), min(a.y, -((offset - a.x) // a.stride))
+
+
+def met_of(axes: tuple[Axis, ...]) -> Met:
+    """What each weight meets."""
+    found = [[(o * a.x_step, met_by(a, o)) for o in offsets(a, True)] for a in axes]
+    taps = list(product(*found))
+    return Met(
+        tuple(sum(at for at, _ in tap) for tap in taps),
+        tuple(tuple(ends for _, ends in tap) for tap in taps),
+        tuple(a.stride * a.x_step for a in axes),
+        tuple(a.y_step for a in axes),
+    )
 
 
 def inside(a: Axis, forward: bool) -> bool:

@@ -9,7 +9,7 @@ from ...spec.problem import Problem
 from ..nests import Slide, up
 from ..target import Target
 from .machine import NARROW_SLIDE, fitted, half, narrow_text, streams
-from .shape import AXES, simplify, tap_offsets, walks_of
+from .shape import AXES, met_of, simplify, tap_offsets, walks_of
 
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
 
@@ -51,6 +51,7 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
         in_sizes=tuple(a.x if forward else a.y for a in shape.axes),
         in_steps=tuple(a.x_step if forward else a.y_step for a in shape.axes),
         taps=tap_offsets(shape.axes), w_step=shape.w_channel[0], band=up(band, rows), slices=slices,
-        bias=p.bias_stride, accumulate=p.accumulate, stream=stream, half=half(target), threads=threads,
+        met=met_of(shape.axes) if p.wanted == "w" else None, bias=p.bias_stride, accumulate=p.accumulate,
+        stream=stream, half=half(target), threads=threads,
         why=tuple(why),
     )  # fmt: skip
