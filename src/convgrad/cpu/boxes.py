@@ -13,6 +13,8 @@ from .nests import Packed
 from .numbers import Numbers, by_turns, interleave, shuffle, size_of, transpose
 from .target import LINE
 
+WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned
+
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
     """A function that clears whole vectors: (address, elements)."""
@@ -183,11 +185,25 @@ def _run(
     if channel_step == 1 and _flat(axis, pitch, known):
         source = f.at(row, f.mul(f.add(first, low), pitch), n.storage)
         _copy(f, n, source, f.at(to, f.mul(low, pitch), n.sum), f.mul(f.sub(high, low), pitch), None)
+    elif channel_step == 1 and blank and known == axis.stride == pitch - 1 and step == 1 and n.lanes % pitch == 0:
+        # Pixels follow each other: several at a time, with a zero after each.
+        together = n.lanes // pitch
+        order = [n.lanes if c == known else i * known + c for i in range(together) for c in range(pitch)]
+        with f.loop(low, high, together) as i:
+            source = f.at(row, f.mul(f.add(first, i), known), n.storage)
+            mask = n.mask(f, f.mul(f.min(f.sub(high, i), together), known))
+            value = shuffle(f, n.vector, n.load(f, source, mask), "zeroinitializer", order)
+            f.store(value, f.at(to, f.mul(i, pitch), n.sum), n.vector, item)
     elif channel_step == 1:
         with f.loop(low, high) as i:
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
             _copy(f, n, source, pixel, channels, known)
+    elif axis.stride == 1 and step <= 4 and known is not None and pitch == known + blank <= WOVEN and twin is None:
+        weave = _weave(m, f"{name}_weave", n, known, channel_step, pitch, step)
+        with f.loop(low, high, n.lanes) as i:
+            source = f.at(row, f.add(first, f.mul(i, step)), n.storage)
+            f.call(weave, source, f.at(to, f.mul(i, pitch), n.sum), f.sub(high, i))
     elif axis.stride == 1 and step <= 4 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
@@ -347,6 +363,27 @@ def _turn(
         rows.append(row)
     for i, row in enumerate(transpose(f, rows, n.lanes, unit)):
         f.store(row, f.at(to, i * pitch, n.sum), kind, size_of(n.sum))
+    return f
+
+
+def _weave(m: Module, name: str, n: Numbers, channels: int, channel_step: int, pitch: int, step: int) -> Function:
+    """A function that interleaves a vector of pixels of a few channels: (tensor, band, pixels there).
+
+    Channels beyond those of the tensor are zeros.
+    """
+    f = m.function(name, ["p:from", "p:to", "i:pixels"])
+    source, to, pixels = f.args
+    wide = replace(n, lanes=n.lanes * step)
+    mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
+    rows = [_thin(f, n, f.at(source, c * channel_step, n.storage), step, mask) for c in range(channels)]
+    rows += ["zeroinitializer"] * (pitch - channels)
+    for v in range(pitch):
+        places = [divmod(v * n.lanes + lane, pitch) for lane in range(n.lanes)]  # (pixel, channel) of each lane
+        value = shuffle(f, n.vector, rows[0], rows[0], [pixel for pixel, _ in places])
+        for c, row in enumerate(rows[1:], start=1):
+            order = [n.lanes + pixel if c == at else lane for lane, (pixel, at) in enumerate(places)]
+            value = shuffle(f, n.vector, value, row, order)
+        f.store(value, f.at(to, v * n.lanes, n.sum), n.vector, size_of(n.sum))
     return f
 
 

@@ -58,7 +58,7 @@ class _Kernel:
         self.pack_weights = _pack_weights(m, plan, given, tap_weights)
         self.pack_box = None
         if not plan.in_place:
-            known = plan.chunk if plan.given % plan.chunk == 0 else None
+            known = plan.given if plan.chunks == 1 else plan.chunk if plan.given % plan.chunk == 0 else None
             if plan.share is not None:
                 known = plan.cout // plan.share[1] * plan.share[0]
             # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.

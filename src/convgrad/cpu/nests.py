@@ -344,7 +344,7 @@ class Gather(Nest):
     def sizes(self) -> dict[str, int]:
         """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
         line = 16
-        slack = self.lanes * self.pitch
+        slack = self.lanes * (self.pitch + 1)
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         several = self.boxes if self.own else self.blocks  # whose sums are kept between chunks
         stage = self.stage * (several if self.chunks > 1 else 1) if self.staged else 0

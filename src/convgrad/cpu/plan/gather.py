@@ -151,7 +151,6 @@ class Planner:
                 self.most = min(self.most, ROOM // (up(self.cout, self.block) * item))
                 if self.most < prod(self._phi()):
                     self.most, self.chunk = 4096, cin  # those of the smallest box are too many
-        self.pitch = pitch(self.in_total if self.share else self.chunk, self.lanes)
 
     def _take_input(self) -> None:
         """How the input is read and the results are written: in pairs, in place, through a stage."""
@@ -165,6 +164,9 @@ class Planner:
         if self.pairs:
             self.why.append("products of bf16 two at a time (avx512_bf16)")
         self.odd = self.pairs and cin % 2 == 1  # then the last channel is paired with a weight of zero
+        self.pitch = pitch(self.in_total if self.share else chunk, self.lanes)
+        if not self.share and chunk == cin < self.lanes:
+            self.pitch = cin + self.odd  # few channels are kept without a gap, so that rows are copied as one run
         dense = (self.in_channel[1] == 1 or (self.in_total == 1 and not self.pairs)) and not self.odd
         exact = self.pairs or DTYPES[p.dtype].numpy == self.sum_dtype
         self.in_place = not self.share and dense and exact and all(inside(a, self.forward) for a in self.shape.axes)
