@@ -41,6 +41,8 @@ NAMED = {
     "an odd width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x7 w3x3 y5x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "an even width, in pairs": "w bf16 n2 g1 cx17 cy33 x5x8 w3x3 y5x8 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "pairs whose first pixel is padding": "w bf16 n1 g1 cx4 cy20 x9 w5 y15 s1 d2 p7",
+    "groups of eight, tiles that fill rows": "x f32 n2 g3 cx8 cy8 x5x14 w3x3 y5x14 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "groups of eight, tiles that fill rows, over a stride": "x bf16 n2 g3 cx8 cy8 x6x28 w3x3 y3x14 s2x2 d1x1 p1x1",
     "few channels that lie together": "y f32 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2 x@nxc y@nxc",
     "few channels that lie apart": "y f32 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2",
     "few channels that lie apart, far taps": "y f16 n2 g1 cx4 cy20 x40 w2 y17 s2 d7 p1",

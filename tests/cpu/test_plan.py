@@ -419,7 +419,7 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
             axes.append(Axis(x, max(1, (x + 2 * pad - k) // stride + 1), k, stride, 1, pad))
         split = tuple(bool(apart) for apart in rng.integers(0, 2, 4))
         box = [int(rng.integers(1, 9)) for _ in axes]
-        filling = Filling(tuple(axes), forward, 6, 4, 10, False, TARGETS["native"], 0.0)
+        filling = Filling(tuple(axes), forward, 6, 4, 10, False, TARGETS["native"], 0.0, {})
         filling.splits, filling.walks = [split], {
             apart: walks_of(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
         }  # fmt: skip
@@ -434,6 +434,27 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
         steps, tiling = filling.best(box)
         assert steps == filling.steps(box, tiling)
         assert filling.runs(box, split) == counted
+
+
+def test_pixels_of_a_tile_are_evenly_spaced_where_tiles_fill_rows() -> None:
+    """One address then serves the tile. Pixels are listed here as the kernel lists them."""
+    seen = set()
+    named = [Problem.parse("x f32 n2 g3 cx8 cy8 x5x14 w3x3 y5x14 s1x1 d1x1 p1x1 x@nxc y@nxc")]
+    for p in [*DRAWN, *named]:
+        plan = make_plan(p, TARGETS["halves"], 2)
+        if not isinstance(plan, Gather) or prod(w.out for w in plan.walks) > 5000:
+            continue
+        even = True
+        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in plan.walks)):
+            for phase in plan.phases:
+                ends = zip(phase.starts, phase.stops, corner, plan.walks, strict=True)
+                places = list(product(*(range(max(a, at), min(b, at + w.box)) for a, b, at, w in ends)))
+                tiles = [places[i : i + plan.rows] for i in range(0, len(places), plan.rows)]
+                even = even and all(len({place[:3] for place in tile}) == 1 for tile in tiles)
+                even = even and all(len(tile) == plan.rows for tile in tiles)
+        assert plan.straight == even, p
+        seen.add((even, plan.rows))
+    assert {(True, 14), (False, 8)} <= seen
 
 
 @pytest.mark.parametrize(("dtype", "line"), [("f32", 16), ("bf16", 32), ("f16", 32)])

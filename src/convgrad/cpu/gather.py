@@ -347,7 +347,11 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
-    rows = addresses(f, band, reads, height, plan.unit)
+    if plan.straight:
+        first = f.at(band, f.load(reads, "i64", 8), plan.unit)
+        rows = [f.at(first, r * plan.step, plan.unit) for r in range(height)]
+    else:
+        rows = addresses(f, band, reads, height, plan.unit)
     columns = range(vectors)
 
     def from_bias() -> list[str]:

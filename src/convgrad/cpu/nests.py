@@ -30,6 +30,17 @@ def up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def pieces(start: int, stop: int, size: int) -> dict[int, int]:
+    """How often pieces of each length there are, if a range is cut at the multiples of a size."""
+    first, last = up(start, size), stop // size * size  # whole pieces lie between these
+    if first > last:
+        return {stop - start: 1}
+    lengths = {size: (last - first) // size}
+    for length in (first - start, stop - last):
+        lengths[length] = lengths.get(length, 0) + 1
+    return {length: often for length, often in lengths.items() if length * often}
+
+
 @dataclass(frozen=True)
 class Packed:
     """How one axis of a tensor is copied into a band.
@@ -290,6 +301,19 @@ class Gather(Nest):
     def region(self) -> Ints:
         """Results of a box along each axis."""
         return tuple(w.box * w.phi for w in self.walks)
+
+    @property
+    def straight(self) -> bool:
+        """Whether pixels of a tile always lie in one row, evenly spaced: what a box has of a row is so many tiles."""
+        columns = self.walks[-1]
+        lengths = [n for s in columns.stretches for n in pieces(s.start, s.stop, columns.box)]
+        return all(n % self.rows == 0 for n in lengths)
+
+    @property
+    def step(self) -> int:
+        """Elements between what neighbouring results of a row read."""
+        along = self.packs[-1].stride if self.in_place else self.pitch
+        return self.walks[-1].stride_in_band * along
 
     @property
     def stage(self) -> int:

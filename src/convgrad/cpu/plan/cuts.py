@@ -14,13 +14,15 @@ from itertools import product
 from math import ceil, inf, prod
 from typing import NamedTuple
 
-from ..nests import up
+from ..nests import pieces, up
 from ..target import Target
 from .machine import shorter
 from .shape import Axis, longest, reach, walks_of
 
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 QUICK, HIGHER = 4, 0.003  # a tile of more rows takes a little longer for each: results are written later
+EVENLY = 0.997  # what a tile takes if its pixels are evenly spaced: one address serves them all
+TALL = 1.4  # what a row of a tile costs that is higher than others and whose pixels are not evenly spaced
 BEGIN = 16  # products that a tile takes longer for each run of them
 COPIED, TURNED = 3, 7  # steps that packing a vector takes, if channels lie together and if they lie apart
 RUN, TORN = 120, 300  # steps that a run of results takes if channels lie apart; if it has a line with another thread
@@ -46,14 +48,16 @@ class Tiling(NamedTuple):
 class Filling:
     """What tiles in boxes cost: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
 
-    A second tile must save more than its price, a share of the time.
+    A second tile must save more than its price, a share of the time. `even` has rows and costs of tiles that are to
+    fill up what is in a box of each row.
     """
 
     def __init__(
         self, axes: tuple[Axis, ...], forward: bool, rows: int, vectors: int, channels: int, in_place: bool,
-        target: Target, price: float,
+        target: Target, price: float, even: dict[int, float],
     ) -> None:  # fmt: skip
         self.channels = channels
+        self.even = even
         self.phi = [1 if forward else a.stride for a in axes]
         heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
         none = (False,) * len(axes)
@@ -81,29 +85,29 @@ class Filling:
     def _stretches(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
         """How often so many positions along an axis, in a box, meet so many taps."""
         seen: dict[tuple[int, int], int] = {}
-
-        def add(n: int, taps: int, often: int = 1) -> None:
-            if n > 0 and often > 0:
-                seen[n, taps] = seen.get((n, taps), 0) + often
-
         for s in self.walks[apart][axis].stretches:
-            first, last = up(s.start, box), s.stop // box * box  # whole boxes lie between these
-            if first > last:
-                add(s.stop - s.start, len(s.taps))
-                continue
-            for n in (first - s.start, s.stop - last):
-                add(n, len(s.taps))
-            add(box, len(s.taps), (last - first) // box)
+            for n, often in pieces(s.start, s.stop, box).items():
+                seen[n, len(s.taps)] = seen.get((n, len(s.taps)), 0) + often
         return tuple(seen.items())
 
     def best(self, box: Sequence[int]) -> tuple[float, Tiling]:
         """The steps of the tiles of all boxes for one vector of channels, and those that take the fewest."""
         totals = [(split, self.runs(box, split)) for split in self.splits]
-        return min((self._steps(total, tile), Tiling(*tile, split)) for split, total in totals for tile in self.tiles)
+        tiles = [*self.tiles, *((rows, 0) for rows in self.even)]
+        return min(
+            (self._steps(box, Tiling(*tile, split), total), Tiling(*tile, split))
+            for split, total in totals
+            for tile in tiles
+        )
 
     def steps(self, box: Sequence[int], tiling: Tiling) -> float:
         """The steps with given tiles."""
-        return self._steps(self.runs(box, tiling.split), tiling[:2])
+        return self._steps(box, tiling, self.runs(box, tiling.split))
+
+    def fills(self, box: Sequence[int], split: Sequence[bool], height: int) -> bool:
+        """Whether tiles of a height fill up what is in a box of each row."""
+        lengths = self.stretches(len(box) - 1, split[-1], box[-1])
+        return all(n % height == 0 for (n, _), _ in lengths)
 
     def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
         """For runs of so many pixels in a box, the products that each of them takes, of all together."""
@@ -116,9 +120,11 @@ class Filling:
             total[pixels] = total.get(pixels, 0) + often * (taps * self.channels + BEGIN)
         return total
 
-    def _steps(self, total: dict[int, int], tile: tuple[int, int]) -> float:
-        height, short = tile
-        whole, less = self.prices[tile]
+    def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
+        height, short, split = tiling
+        whole, less = self.prices.get((height, short), (TALL * height, 0.0))
+        if self.fills(box, split, height):
+            whole = self.even.get(height, EVENLY * whole)
         return sum(
             products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
             for n, products in total.items()

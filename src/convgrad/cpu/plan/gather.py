@@ -18,6 +18,7 @@ from .machine import (
     ROOM,
     TEAM,
     dots,
+    even,
     fitted,
     half,
     most_vectors,
@@ -202,7 +203,8 @@ class Planner:
         narrower = columns % self.vectors > 0  # then a second tile is two more functions
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         length = self.share[0] if self.share else self.cin
-        filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price)
+        evenly = {} if self.share else even(self.target, self.vectors)
+        filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price, evenly)
         vector = COPIED if self.in_channel[1] == 1 else TURNED
         summed = self.share[0] if self.share else self.chunk
         weights = self.taps * summed * self.block * (self.size if self.pairs else self.item)
