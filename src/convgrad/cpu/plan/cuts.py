@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heapreplace, nsmallest
 from itertools import product
-from math import ceil, inf, prod
+from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
 from ..nests import pieces, up
@@ -81,6 +81,7 @@ class Filling:
 
         self.prices = {tile: price_of(tile) for tile in self.tiles}
         self.stretches = cache(self._stretches)
+        self.common = cache(self._common)
 
     def _stretches(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
         """How often so many positions along an axis, in a box, meet so many taps."""
@@ -104,10 +105,10 @@ class Filling:
         """The steps with given tiles."""
         return self._steps(box, tiling, self.runs(box, tiling.split))
 
-    def fills(self, box: Sequence[int], split: Sequence[bool], height: int) -> bool:
-        """Whether tiles of a height fill up what is in a box of each row."""
-        lengths = self.stretches(len(box) - 1, split[-1], box[-1])
-        return all(n % height == 0 for (n, _), _ in lengths)
+    def _common(self, apart: bool, box: int) -> int:
+        """The greatest number that divides all that boxes have of rows: tiles of its divisors fill them."""
+        axis = len(self.phi) - 1
+        return gcd(*(n for (n, _), _ in self.stretches(axis, apart, box)))
 
     def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
         """For runs of so many pixels in a box, the products that each of them takes, of all together."""
@@ -123,7 +124,7 @@ class Filling:
     def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
         height, short, split = tiling
         whole, less = self.prices.get((height, short), (TALL * height, 0.0))
-        if self.fills(box, split, height):
+        if self.common(split[-1], box[-1]) % height == 0:
             whole = self.even.get(height, EVENLY * whole)
         return sum(
             products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
