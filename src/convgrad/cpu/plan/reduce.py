@@ -46,6 +46,7 @@ from .shape import (
     walks_of,
 )
 
+WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
 OVERLAP, LESS = 2.5, 0.6  # where pixels of x are packed so often, boxes are taken in which it is so many times less
@@ -217,8 +218,10 @@ class Planner:
         exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
         rows = exact and (1 in (channel, pixel) or crow == 1)
         eight = lanes == crow == clane == LINE // (2 * self.item) and self.target.registers >= 32
-        if channel == 1 and self.groups > 1 and self.taps > 1 and eight:
-            rows = False  # half of each line would be used, and lines far apart drive each other out
+        apart = self.item * pixel * (last.stride if row_side == "x" else 1)  # bytes between pixels that are read
+        same_sets = crow * self.item <= LINE and apart % WAY == 0
+        if channel == 1 and self.groups > 1 and self.taps > 1 and (eight or same_sets):
+            rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: packing it would not pay.
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0
