@@ -19,8 +19,8 @@ from convgrad.cpu.plan import Axis, make_plan, simplify
 from convgrad.cpu.plan.cuts import BEGIN, Boxes, Filling, Room
 from convgrad.cpu.plan.machine import dots
 from convgrad.cpu.plan.reduce import _busy
-from convgrad.cpu.plan.shape import spatial, walks_of
-from convgrad.cpu.target import Target
+from convgrad.cpu.plan.shape import lines, spatial, walks_of
+from convgrad.cpu.target import LINE, Target
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
 
@@ -434,6 +434,17 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
         steps, tiling = filling.best(box)
         assert steps == filling.steps(box, tiling)
         assert filling.runs(box, split) == counted
+
+
+def test_lines_are_asked_for_wherever_an_array_begins() -> None:
+    for channels in (1, 2, 8, 15, 16, 17, 32, 48, 100, 128):
+        (count, step), *inner = lines([3], [1000], channels, 1, 4)
+        assert (count, step) == (3, 4000)
+        offsets = [sum(at) for at in product(*(range(0, n * by, by) for n, by in inner))]
+        for begin in range(0, LINE, 4):
+            asked = {(begin + offset) // LINE for offset in offsets}
+            assert asked >= {(begin + byte) // LINE for byte in range(4 * channels)}
+            assert max(offsets) < 4 * channels + len(offsets)
 
 
 def test_pixels_of_a_tile_are_evenly_spaced_where_tiles_fill_rows() -> None:

@@ -15,6 +15,7 @@ from ..nests import Met, Packed, Phase, Stretch, Walk
 from ..target import LINE
 
 AXES = 4
+SHORT = 8  # lines of a run: of more than so many, one does not matter
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,10 @@ def phases_of(
 def lines(
     counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int
 ) -> tuple[tuple[int, int], ...]:
-    """The lines of a box of pixels with so many channels, as a region to be fetched: what lies together is one run."""
+    """The lines of a box of pixels with so many channels, as a region to be fetched: what lies together is one run.
+
+    Where a line begins is not known: a run may touch one more than it fills. NumPy's arrays begin in the middle of one.
+    """
     dims = sorted(
         (abs(step) * size, count) for step, count in ((channel_step, channels), *zip(steps, counts, strict=True))
     )
@@ -229,7 +233,9 @@ def lines(
             run += (count - 1) * step
         elif count > 1:
             outer.append((count, step))
-    return (*reversed(outer), (ceil(run / LINE), LINE))
+    count = ceil(run / LINE)
+    ends = (count + 1, ceil((run - 1) / count)) if count <= SHORT else (count, LINE)
+    return (*reversed(outer), ends)
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:
