@@ -46,6 +46,7 @@ from .shape import (
     walks_of,
 )
 
+FEW_ROWS = 112  # for so many the other side is read where it lies
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
@@ -223,8 +224,8 @@ class Planner:
         if channel == 1 and self.groups > 1 and self.taps > 1 and (eight or same_sets):
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
-        # With one tap the other side is read once for each tile of rows: packing it would not pay.
-        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0
+        # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
+        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= FEW_ROWS
         return rows, rows and lanes_lie and not self.pairs and self.turned is None
 
     def _strings(self, side: str) -> bool:
