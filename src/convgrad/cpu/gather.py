@@ -555,7 +555,9 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
         unit = Numbers("f32", plan.lanes, plan.sum, plan.half)
     mask = unit.mask(f, count)
     # Squares lie far apart: the one of the next channels in, or out, is asked for meanwhile.
-    further = plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1]
+    # What is read is asked for at its end: it may begin in a line that is there already.
+    ahead = min(len(plan.taps), plan.lanes) - 1 if taps else plan.lanes - 1
+    further = ahead + (plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1])
     squares = []
     for j in range(plan.width if taps else 1):
         lanes = [f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2]) for i in range(plan.lanes)]
