@@ -93,7 +93,8 @@ def check_workspace(p: Problem, target: Target, threads: int) -> None:
     plan = make_plan(p, target, threads)
     if not isinstance(plan, Declined):
         largest = plan.item * max(p.size(role) for role in ("x", "w", "y"))
-        assert plan.workspace <= 4 * largest + 64 * MIB + 6 * MIB * threads, f"{p} on {threads} threads: {plan.sizes}"
+        bound = 4 * largest + 64 * MIB + 6 * MIB * plan.threads
+        assert plan.workspace <= bound, f"{p} on {threads} threads: {plan.sizes}"
         assert plan.threads <= min(threads, plan.tasks)
 
 
@@ -436,15 +437,27 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
         assert filling.runs(box, split) == counted
 
 
-def test_lines_are_asked_for_wherever_an_array_begins() -> None:
-    for channels in (1, 2, 8, 15, 16, 17, 32, 48, 100, 128):
-        (count, step), *inner = lines([3], [1000], channels, 1, 4)
-        assert (count, step) == (3, 4000)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_lines_are_asked_for_wherever_an_array_begins(size: int) -> None:
+    """But for the last of many."""
+    for channels in (1, 2, 8, 15, 16, 17, 32, 48, 100, 128, 300):
+        bytes_ = size * channels
+        (count, step), *inner = lines([3], [1000], channels, 1, size)
+        assert (count, step) == (3, 1000 * size)
         offsets = [sum(at) for at in product(*(range(0, n * by, by) for n, by in inner))]
-        for begin in range(0, LINE, 4):
+        for begin in range(0, LINE, size):
             asked = {(begin + offset) // LINE for offset in offsets}
-            assert asked >= {(begin + byte) // LINE for byte in range(4 * channels)}
-            assert max(offsets) < 4 * channels + len(offsets)
+            touched = {(begin + byte) // LINE for byte in range(bytes_)}
+            assert len(touched - asked) <= (bytes_ > 8 * LINE)
+        assert len(offsets) <= ceil(bytes_ / LINE) + (channels > 1)
+
+
+@pytest.mark.parametrize("target", REAL)
+def test_the_same_engine_serves_any_number_of_threads(target: str) -> None:
+    """Weights that each thread packs for itself, and that would be too many for all: the bits are the engine's."""
+    p = Problem.parse("y f32 n1 g12 cx60000 cy1 x6x6 w5x5 y2x2 s1x1 d1x1 p0x0")
+    plans = [make_plan(p, REAL[target], threads) for threads in (1, 2, 4, 5, 8, 16, 64)]
+    assert len({isinstance(plan, Declined) for plan in plans}) == 1
 
 
 def test_pixels_of_a_tile_are_evenly_spaced_where_tiles_fill_rows() -> None:

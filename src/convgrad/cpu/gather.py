@@ -556,7 +556,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
     mask = unit.mask(f, count)
     # Squares lie far apart: the one of the next channels in, or out, is asked for meanwhile.
     # What is read is asked for at its end: it may begin in a line that is there already.
-    ahead = min(len(plan.taps), plan.lanes) - 1 if taps else plan.lanes - 1
+    ahead = min(len(plan.taps), plan.lanes) - 1 if taps else plan.width * plan.lanes - 1
     further = ahead + (plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1])
     squares = []
     for j in range(plan.width if taps else 1):

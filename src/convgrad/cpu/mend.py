@@ -1,53 +1,138 @@
 """Weights that became NaN by a zero that is no data: summed once more, over the pixels that they meet.
 
 Where channels are on their own, or groups share the lanes, tiles of the weight gradient run over padding too: a product
-with zero, which is nothing unless the other side is infinite or NaN. Sums are looked at when they are written; those of
-usual data cost no more than that.
+with zero, which is nothing unless the other side is infinite or NaN. Sums are looked at before they are written. Those
+of finite data cost no more than that; a vector of sums with a NaN among them is computed anew, all pixels are read for
+it, and what was NaN is replaced. That is several times slower than to sum finite data.
 """
 
 from __future__ import annotations
 
-from .ir import Function, Module, Value
+from collections.abc import Callable, Sequence
+
+from .ir import Function, Module, Value, vector
 from .nests import Met
-from .numbers import Numbers, size_of
+from .numbers import Numbers, fma, shuffle, size_of
 
 
 class Mend:
-    """A function of the module that sums one weight anew: (x and y of its channels, which tap, where the sum is)."""
+    """Code that sums weights of one tap anew, for the lanes of a vector: channels of y, each with inputs of its group.
 
-    def __init__(self, m: Module, met: Met, n: Numbers) -> None:
-        self.sum = n.sum
-        self.function = f = m.function("mend", ["p:x", "p:y", "i:tap", "p:to"])
-        starts = m.table("met_starts", met.starts)
-        ends = m.table("met_ends", [end for tap in met.reach for axis in tap for end in axis])
-        x, y, tap, to = f.args
-        first = f.load(f.at(starts, tap, "i64"), "i64", 8)
-        total = f.variable(n.sum, "0.0")
+    `share` is (channels of x, channels of y) of a group; `steps` are elements between channels of x and of y.
+    """
 
-        def walk(axis: int, x_at: Value, y_at: Value) -> None:
-            if axis == len(met.x_steps):
-                a, b = n.load_one(f, f.at(x, x_at, n.storage)), n.load_one(f, f.at(y, y_at, n.storage))
-                added = f.op(f"fadd {n.sum} {f.get(total, n.sum)}, {f.op(f'fmul {n.sum} {a}, {b}')}")
-                f.set(total, n.sum, added)
+    def __init__(
+        self, m: Module, met: Met, n: Numbers, share: tuple[int, int], steps: tuple[int, int], pitch: int
+    ) -> None:
+        self.met, self.n, self.share, self.steps, self.pitch = met, n, share, steps, pitch
+        self.starts = m.table("met_starts", met.starts)
+        self.ends = m.table("met_ends", [end for tap in met.reach for axis in tap for end in axis])
+        self.function = f = m.function("mend", ["p:x", "p:y", "i:tap", "p:to", "i:left"])
+        if steps == (1, 1):
+            self._vectors(f)
+        else:
+            self._one_by_one(f)
+
+    def look(self, f: Function, x: str, y: str, tap: Value, at: str, left: Value) -> None:
+        """Mend the sums that lie there, `pitch` elements apart for each input, if one of them is NaN.
+
+        x and y begin with what the first lane meets; so many lanes are left.
+        """
+        n, inputs = self.n, self.share[0]
+        rows = [f.load(f.at(at, j * self.pitch, n.sum), n.vector, size_of(n.sum)) for j in range(inputs)]
+        with f.when(_any(f, n, self._spoilt(f, rows, left))):
+            f.call(self.function, x, y, tap, at, left)
+
+    def _spoilt(self, f: Function, rows: Sequence[str], left: Value) -> list[str]:
+        """Which of the lanes that are left are NaN."""
+        bits, there = vector(self.n.lanes, "i1"), self.n.mask(f, left)
+        return [f.op(f"and {bits} {_nan(f, self.n.vector, row)}, {there}") for row in rows]
+
+    def _vectors(self, f: Function) -> None:
+        """Channels lie together: all lanes at once."""
+        n, (inputs, outputs) = self.n, self.share
+        x, y, tap, to, left = f.args
+        places = [f.at(to, j * self.pitch, n.sum) for j in range(inputs)]
+        before = [f.load(place, n.vector, size_of(n.sum)) for place in places]
+        spoilt = self._spoilt(f, before, left)
+        totals = [f.variable(n.vector, "zeroinitializer") for _ in range(inputs)]
+        y_mask = n.mask(f, left)
+        x_mask = n.mask(f, f.mul(f.div(left, outputs), inputs))
+        bits = vector(n.lanes, "i1")
+
+        def more() -> str:
+            # What is NaN stays so: if all that is to be mended is, no more rows are read.
+            open_ = []
+            for total, lanes in zip(totals, spoilt, strict=True):
+                number = f.op(f"fcmp ord {n.vector} {f.get(total, n.vector)}, zeroinitializer")
+                open_.append(f.op(f"and {bits} {number}, {lanes}"))
+            return _any(f, n, open_)
+
+        def add(x_at: Value, y_at: Value) -> None:
+            left_side = n.load(f, f.at(x, x_at, n.storage), x_mask)
+            right = n.load(f, f.at(y, y_at, n.storage), y_mask)
+            for j, total in enumerate(totals):
+                order = [lane // outputs * inputs + j for lane in range(n.lanes)]
+                own = left_side if inputs == outputs == 1 else shuffle(f, n.vector, left_side, left_side, order)
+                f.set(total, n.vector, fma(f, own, right, f.get(total, n.vector), n.lanes, n.sum))
+
+        self._walk(f, tap, add, more)
+        for place, old, lanes, total in zip(places, before, spoilt, totals, strict=True):
+            new = f.op(f"select {bits} {lanes}, {n.vector} {f.get(total, n.vector)}, {n.vector} {old}")
+            f.store(new, place, n.vector, size_of(n.sum))
+
+    def _one_by_one(self, f: Function) -> None:
+        """Channels lie apart: a lane and an input after another."""
+        n, (inputs, outputs), (x_step, y_step) = self.n, self.share, self.steps
+        x, y, tap, to, left = f.args
+        with f.loop(0, left) as lane, f.loop(0, inputs) as j:
+            place = f.at(to, f.add(lane, f.mul(j, self.pitch)), n.sum)
+            with f.when(_nan(f, n.sum, f.load(place, n.sum, size_of(n.sum)))):
+                group, _ = f.split(lane, [0, outputs])
+                x_here = f.at(x, f.mul(f.add(f.mul(group, inputs), j), x_step), n.storage)
+                y_here = f.at(y, f.mul(lane, y_step), n.storage)
+                total = f.variable(n.sum, "0.0")
+
+                def more(total: str = total) -> str:
+                    return f.op(f"fcmp ord {n.sum} {f.get(total, n.sum)}, 0.0")
+
+                def add(x_at: Value, y_at: Value, x: str = x_here, y: str = y_here, total: str = total) -> None:
+                    a, b = n.load_one(f, f.at(x, x_at, n.storage)), n.load_one(f, f.at(y, y_at, n.storage))
+                    product = f.op(f"fmul {n.sum} {a}, {b}")
+                    f.set(total, n.sum, f.op(f"fadd {n.sum} {f.get(total, n.sum)}, {product}"))
+
+                self._walk(f, tap, add, more)
+                f.store(f.get(total, n.sum), place, n.sum, size_of(n.sum))
+
+    def _walk(self, f: Function, tap: Value, add: Callable[[Value, Value], None], more: Callable[[], str]) -> None:
+        """Add what a tap meets, pixel by pixel; no more rows once there is no more to do."""
+        x_steps, y_steps = self.met.x_steps, self.met.y_steps
+        axes = len(x_steps)
+
+        def along(axis: int, x_at: Value, y_at: Value) -> None:
+            if axis == axes:
+                add(x_at, y_at)
                 return
-            place = f.at(ends, f.add(f.mul(tap, 2 * len(met.x_steps)), 2 * axis), "i64")
+            place = f.at(self.ends, f.add(f.mul(tap, 2 * axes), 2 * axis), "i64")
             low, high = (f.load(f.at(place, i, "i64"), "i64", 8) for i in range(2))
-            if axis == len(met.x_steps) - 1:
-                # Once it is NaN it stays so: no more rows are read.
-                high = f.op(f"select i1 {nan(f, f.get(total, n.sum), n.sum)}, i64 {low}, i64 {high}")
+            if axis == axes - 1:
+                high = f.op(f"select i1 {more()}, i64 {high}, i64 {low}")
             with f.loop(low, high) as i:
-                walk(axis + 1, f.add(x_at, f.mul(i, met.x_steps[axis])), f.add(y_at, f.mul(i, met.y_steps[axis])))
+                along(axis + 1, f.add(x_at, f.mul(i, x_steps[axis])), f.add(y_at, f.mul(i, y_steps[axis])))
 
-        walk(0, first, 0)
-        f.store(f.get(total, n.sum), to, n.sum, size_of(n.sum))
-
-    def look(self, f: Function, at: str, x: str, y: str, tap: Value) -> str:
-        """The sum that lies there, mended if it is NaN."""
-        with f.when(nan(f, f.load(at, self.sum, size_of(self.sum)), self.sum)):
-            f.call(self.function, x, y, tap, at)
-        return f.load(at, self.sum, size_of(self.sum))
+        along(0, f.load(f.at(self.starts, tap, "i64"), "i64", 8), 0)
 
 
-def nan(f: Function, value: str, type_: str) -> str:
-    """Whether a number is none."""
-    return f.op(f"fcmp uno {type_} {value}, 0.0")
+def _nan(f: Function, kind: str, value: str) -> str:
+    """Whether a number, or which of a vector, is none."""
+    return f.op(f"fcmp uno {kind} {value}, {'zeroinitializer' if kind.startswith('<') else '0.0'}")
+
+
+def _any(f: Function, n: Numbers, lanes: Sequence[str]) -> str:
+    """Whether one of some vectors of bits has one that is set."""
+    bits, name = vector(n.lanes, "i1"), f"llvm.vector.reduce.or.v{n.lanes}i1"
+    f.module.declarations.add(f"declare i1 @{name}({bits})")
+    first, *rest = lanes
+    for more in rest:
+        first = f.op(f"or {bits} {first}, {more}")
+    return f.op(f"call i1 @{name}({bits} {first})")

@@ -34,7 +34,7 @@ def pieces(start: int, stop: int, size: int) -> dict[int, int]:
     """How often pieces of each length there are, if a range is cut at the multiples of a size."""
     first, last = up(start, size), stop // size * size  # whole pieces lie between these
     if first > last:
-        return {stop - start: 1}
+        return {stop - start: 1} if start < stop else {}
     lengths = {size: (last - first) // size}
     for length in (first - start, stop - last):
         lengths[length] = lengths.get(length, 0) + 1
@@ -185,6 +185,11 @@ class Nest:
     def shared(self) -> int:
         """Bytes of the buffers that threads share."""
         return self.item * sum(v for k, v in self.sizes.items() if not k.startswith("."))
+
+    @property
+    def at_once(self) -> int:
+        """Bytes that threads would share if what each packs for itself were packed for all."""
+        return self.shared
 
     @property
     def own_bytes(self) -> int:
@@ -363,6 +368,11 @@ class Gather(Nest):
         """Elements of the packed weights of a group."""
         lanes = self.blocks * self.block - (self.vectors - self.tail if self.tail else 0) * self.lanes
         return len(self.taps) * (self.cin // self.width) * lanes
+
+    @property
+    def at_once(self) -> int:
+        """Bytes that threads would share if what each packs for itself were packed for all."""
+        return self.shared + self.own * self.item * self.groups * self.panels
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -424,7 +424,9 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
     (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to; then, to mend sums, x and y).
     """
     names = ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until", "i:top", "i:bottom"]
-    mend = None if plan.met is None else Mend(m, plan.met, given)
+    mend = None
+    if plan.met is not None and plan.share is not None:
+        mend = Mend(m, plan.met, given, plan.share, (plan.x_channel[1], plan.y_channel[1]), plan.block)
     f = m.function("write_sums", [*names, "p:x", "p:y"] if mend else names)
     sums, to, group, own, first, lane_from, lane_until, top, bottom, *data = f.args
     group_step, row_step, lane_step = plan.w_strides
@@ -444,23 +446,27 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
         lanes = f.min(f.sub(plan.clane, f.mul(block, plan.block)), plan.block)
         if plan.share:
             # Rows are (tap, channel of x); lanes are (group, channel of y).
+            if mend is not None:
+                last_tap = f.min(f.sub(len(plan.taps), f.mul(t, plan.tap_step)), plan.tap_step)
+                with f.loop(0, last_tap) as one, f.loop(0, lanes, plan.lanes) as lane:
+                    sums_at = f.at(tile, f.add(f.mul(one, plan.share[0] * plan.block), lane), plan.sum)
+                    y_channel = f.add(f.mul(block, plan.block), lane)
+                    x_channel = f.mul(f.div(y_channel, outputs), plan.share[0])
+                    x = f.at(data[0], f.mul(x_channel, plan.x_channel[1]), given.storage)
+                    y = f.at(data[1], f.mul(y_channel, plan.y_channel[1]), given.storage)
+                    left = f.min(f.sub(lanes, lane), plan.lanes)
+                    mend.look(f, x, y, f.add(f.mul(t, plan.tap_step), one), sums_at, left)
             with f.loop(0, plan.rows) as r:
                 step, channel = f.split(r, [plan.tap_step, plan.share[0]])
                 tap = f.add(f.mul(t, plan.tap_step), step)
                 with f.when(f.test("slt", tap, len(plan.taps))):
                     offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
                     with f.loop(0, lanes) as lane:
-                        y_channel = f.add(f.mul(block, plan.block), lane)
-                        g, c = f.split(y_channel, [0, outputs])
+                        g, c = f.split(f.add(f.mul(block, plan.block), lane), [0, outputs])
                         at = f.add(offset, f.mul(channel, row_step), f.mul(g, group_step), f.mul(c, lane_step))
-                        sum_at = f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum)
-                        if mend is not None:
-                            x_channel = f.add(f.mul(g, plan.share[0]), channel)
-                            x = f.at(data[0], f.mul(x_channel, plan.x_channel[1]), given.storage)
-                            y = f.at(data[1], f.mul(y_channel, plan.y_channel[1]), given.storage)
-                            value = mend.look(f, sum_at, x, y, tap)
-                        else:
-                            value = f.load(sum_at, plan.sum, size_of(plan.sum))
+                        value = f.load(
+                            f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum)
+                        )
                         _put(f, plan, n, value, f.at(to, at, n.storage))
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)

@@ -245,7 +245,7 @@ def _write_w(plan: Slide) -> str:
     tap_weights = m.table("tap_weights", plan.taps)
     if plan.met is None:
         raise ValueError("the plan does not say what a weight meets")
-    mend = Mend(m, plan.met, given)
+    mend = Mend(m, plan.met, given, (1, 1), (1, 1), 0)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
     args, tid, _, team = f.args
@@ -274,9 +274,10 @@ def _write_w(plan: Slide) -> str:
                 more = f.load(f.at(row, f.add(c, part_ * slab), plan.sum), given.vector, size_of(plan.sum))
                 sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
             f.store(sum_, f.at(row, c, plan.sum), given.vector, size_of(plan.sum))
-        with f.loop(0, plan.channels) as c:
             x, y = (f.at(pointers[name], c, given.storage) for name in "xy")
-            value = mend.look(f, f.at(row, c, plan.sum), x, y, tap)
+            mend.look(f, x, y, tap, f.at(row, c, plan.sum), f.sub(plan.channels, c))
+        with f.loop(0, plan.channels) as c:
+            value = f.load(f.at(row, c, plan.sum), plan.sum, size_of(plan.sum))
             place = f.at(pointers["w"], f.add(offset, f.mul(c, plan.w_step)), result.storage)
             if plan.accumulate:
                 value = f.op(f"fadd {plan.sum} {value}, {result.load_one(f, place)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Declined, Plan
 from ..target import Target
@@ -28,23 +29,30 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    # Each kind of nest is asked in turn whether it serves the problem; the last one serves all.
-    plan: Plan = (
-        plane.plan(problem, target, team)
-        or slide.plan(problem, target, team)
-        or reduce.plan(problem, target, team)
-        or gather.plan(problem, target, team)
-    )
+    plan = _cut(problem, target, team)
+    largest = DTYPES[problem.dtype].accumulator.itemsize * max(problem.size(role) for role in ("x", "w", "y"))
+    room = 4 * largest + SHARED
+    if team > TEAM and not isinstance(plan, Declined) and max(plan.at_once, plan.shared + plan.own_bytes - OWN) > room:
+        # Whether a problem is left to the reference must not depend on the number of threads.
+        plan = _cut(problem, target, TEAM)
     if isinstance(plan, Declined):
         return plan
-    largest = plan.item * max(problem.size(role) for role in ("x", "w", "y"))
-    left = 4 * largest + SHARED - plan.shared
-    if left < 0:
+    if plan.shared > room:
         return Declined(f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel")
     threads = min(threads, plan.tasks)
-    most = left // (plan.own_bytes - OWN) if plan.own_bytes > OWN else threads
+    most = (room - plan.shared) // (plan.own_bytes - OWN) if plan.own_bytes > OWN else threads
     if most < 1:
         return Declined(f"{plan.own_bytes >> 20} MiB of packed data for one thread")
     if most < threads:
         plan = replace(plan, why=(*plan.why, f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"))
     return replace(plan, threads=min(threads, most))
+
+
+def _cut(problem: Problem, target: Target, team: int) -> Plan:
+    """Work cut for so many threads. Each kind of nest is asked if it serves the problem; the last one serves all."""
+    return (
+        plane.plan(problem, target, team)
+        or slide.plan(problem, target, team)
+        or reduce.plan(problem, target, team)
+        or gather.plan(problem, target, team)
+    )

@@ -46,7 +46,7 @@ from .shape import (
     walks_of,
 )
 
-FEW_ROWS = 112  # for so many the other side is read where it lies
+FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
@@ -220,7 +220,7 @@ class Planner:
         rows = exact and (1 in (channel, pixel) or crow == 1)
         eight = lanes == crow == clane == LINE // (2 * self.item) and self.target.registers >= 32
         apart = self.item * pixel * (last.stride if row_side == "x" else 1)  # bytes between pixels that are read
-        same_sets = crow * self.item <= LINE and apart % WAY == 0
+        same_sets = crow * self.item <= LINE and apart != 0 and apart % WAY == 0
         if channel == 1 and self.groups > 1 and self.taps > 1 and (eight or same_sets):
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))

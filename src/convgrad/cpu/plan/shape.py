@@ -234,7 +234,7 @@ def lines(
         elif count > 1:
             outer.append((count, step))
     count = ceil(run / LINE)
-    ends = (count + 1, ceil((run - 1) / count)) if count <= SHORT else (count, LINE)
+    ends = (count + 1, ceil((run - 1) / count)) if size < run and count <= SHORT else (count, LINE)
     return (*reversed(outer), ends)
 
 
