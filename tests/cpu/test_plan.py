@@ -476,7 +476,7 @@ def test_pixels_of_a_tile_are_evenly_spaced_where_tiles_fill_rows() -> None:
                 tiles = [places[i : i + plan.rows] for i in range(0, len(places), plan.rows)]
                 even = even and all(len({place[:3] for place in tile}) == 1 for tile in tiles)
                 even = even and all(len(tile) == plan.rows for tile in tiles)
-        assert plan.straight == even, p
+        assert plan.even == even, p
         seen.add((even, plan.rows))
     assert {(True, 14), (False, 8)} <= seen
 

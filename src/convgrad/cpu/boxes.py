@@ -13,8 +13,6 @@ from .nests import Packed
 from .numbers import Numbers, by_turns, interleave, shuffle, size_of, transpose
 from .target import LINE
 
-WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned
-
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
     """A function that clears whole vectors: (address, elements)."""
@@ -28,20 +26,21 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 def pack(
     m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
     known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False, twin: int | None = None,
+    woven: bool = False,
 ) -> Function:  # fmt: skip
     """A function that packs a box: (tensor, band, start coordinate of each axis, channels).
 
     The band is [entries of the axes][pitch], the channels in front; whole vectors of it are written, and up to a vector
     of pixels beyond its end. Entries outside the tensor become zeros. `known` is the number of channels, if it is
     always the same. With `join` entries are pairs: see `_joined_run` if channels lie together, `_paired_run` if pixels
-    do. `blank` has the rest of a last vector of channels, where vectors are copied, hold zeros. With `twin` entries are
-    pairs of a pixel and the one so many elements further.
+    do. With `woven` channels that lie apart are interleaved. `blank` has the rest of a last vector of channels, where
+    vectors are copied, hold zeros. With `twin` entries are pairs of a pixel and the one so many elements further.
     """
     f = m.function(name, ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels"])
     source, band, *starts, channels = f.args
     if join is None:
         pitch *= 1 if twin is None else 2
-        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank, twin)
+        run = _run(m, f"{name}_run", n, axes[-1], channel_step, pitch, clear, known, blank, twin, woven)
         width = axes[-1].extent * pitch
     else:
         if channel_step == 1:
@@ -166,7 +165,7 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
 
 def _run(
     m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
-    blank: bool, twin: int | None,
+    blank: bool, twin: int | None, woven: bool,
 ) -> Function:  # fmt: skip
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
     f = m.function(name, ["p:row", "p:to", "i:first", "i:channels"])
@@ -199,7 +198,7 @@ def _run(
             source = f.at(row, f.mul(f.add(first, f.mul(i, step)), axis.stride), n.storage)
             pixel = f.at(to, f.mul(i, pitch), n.sum)
             _copy(f, n, source, pixel, channels, known)
-    elif axis.stride == 1 and step <= 4 and known is not None and pitch == known + blank <= WOVEN and twin is None:
+    elif woven and known is not None and axis.stride == 1 and step <= 4:
         weave = _weave(m, f"{name}_weave", n, known, channel_step, pitch, step)
         with f.loop(low, high, n.lanes) as i:
             source = f.at(row, f.add(first, f.mul(i, step)), n.storage)

@@ -58,13 +58,24 @@ class _Kernel:
         self.pack_weights = _pack_weights(m, plan, given, tap_weights)
         self.pack_box = None
         if not plan.in_place:
-            known = plan.given if plan.chunks == 1 else plan.chunk if plan.given % plan.chunk == 0 else None
+            known = plan.chunk if plan.given % plan.chunk == 0 else None
             if plan.share is not None:
                 known = plan.cout // plan.share[1] * plan.share[0]
+            elif plan.chunks == 1:
+                known = plan.given
             # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
             odd = plan.given < plan.cin
             self.pack_box = pack(
-                m, "pack", moved_as, plan.packs, plan.in_channel[1], plan.pitch, clear, known, blank=odd
+                m,
+                "pack",
+                moved_as,
+                plan.packs,
+                plan.in_channel[1],
+                plan.pitch,
+                clear,
+                known,
+                blank=odd,
+                woven=plan.woven,
             )
         self.tabulate = _tabulate(m, plan, self.phases)
         self.tiles = {rows: _tiles(m, plan, self.result, rows) for rows in (plan.rows, plan.short) if rows}
@@ -347,7 +358,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
-    if plan.straight:
+    if plan.even:
         first = f.at(band, f.load(reads, "i64", 8), plan.unit)
         rows = [f.at(first, r * plan.step, plan.unit) for r in range(height)]
     else:

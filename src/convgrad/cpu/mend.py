@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from .ir import Function, Module, Value, vector
 from .nests import Met
-from .numbers import Numbers, fma, shuffle, size_of
+from .numbers import Numbers, any_lane, fma, size_of
+from .tiles import of_group
 
 
 class Mend:
@@ -72,8 +73,7 @@ class Mend:
             left_side = n.load(f, f.at(x, x_at, n.storage), x_mask)
             right = n.load(f, f.at(y, y_at, n.storage), y_mask)
             for j, total in enumerate(totals):
-                order = [lane // outputs * inputs + j for lane in range(n.lanes)]
-                own = left_side if inputs == outputs == 1 else shuffle(f, n.vector, left_side, left_side, order)
+                own = of_group(f, n.vector, left_side, n.lanes, self.share, j)
                 f.set(total, n.vector, fma(f, own, right, f.get(total, n.vector), n.lanes, n.sum))
 
         self._walk(f, tap, add, more)
@@ -130,9 +130,7 @@ def _nan(f: Function, kind: str, value: str) -> str:
 
 def _any(f: Function, n: Numbers, lanes: Sequence[str]) -> str:
     """Whether one of some vectors of bits has one that is set."""
-    bits, name = vector(n.lanes, "i1"), f"llvm.vector.reduce.or.v{n.lanes}i1"
-    f.module.declarations.add(f"declare i1 @{name}({bits})")
     first, *rest = lanes
     for more in rest:
-        first = f.op(f"or {bits} {first}, {more}")
-    return f.op(f"call i1 @{name}({bits} {first})")
+        first = f.op(f"or {vector(n.lanes, 'i1')} {first}, {more}")
+    return any_lane(f, n.lanes, first)

@@ -207,7 +207,7 @@ class Nest:
         tile = f"tile {self.rows} rows x {self.vectors} vectors of {self.lanes} ({self.sum} sums)"
         buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in self.sizes.items()]
         memory = f"{self.workspace / 2**20:.2f} MiB on {self.threads} threads (elements: {', '.join(buffers)})"
-        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "reach", "fold", "met")
+        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "fold", "met")
         shown = [f.name for f in fields(self) if f.name not in hidden]  # type: ignore[arg-type]
         return "\n".join(
             [
@@ -260,6 +260,7 @@ class Gather(Nest):
     in_place: bool
     staged: bool
     pitch: int
+    woven: bool  # channels of the input that lie apart are interleaved: there are few, without a gap in the band
     in_channel: Ints  # strides of (group, channel)
     out_channel: Ints
     w_strides: Ints  # strides of (group, out, in)
@@ -308,7 +309,7 @@ class Gather(Nest):
         return tuple(w.box * w.phi for w in self.walks)
 
     @property
-    def straight(self) -> bool:
+    def even(self) -> bool:
         """Whether pixels of a tile always lie in one row, evenly spaced: what a box has of a row is so many tiles."""
         columns = self.walks[-1]
         lengths = [n for s in columns.stretches for n in pieces(s.start, s.stop, columns.box)]
@@ -443,8 +444,7 @@ class Reduce(Nest):
     w_strides: Ints  # strides of (group, row, lane)
     taps: Ints  # offset in w of each kernel element
     entries: Ints  # elements into the band of x, of each
-    reach: tuple[tuple[tuple[int, int], ...], ...]  # of each, per axis: the range of o for which it lies inside x
-    met: Met | None  # where tiles run over padding too
+    met: Met
     slices: int  # the sum over boxes is cut into so many parts, added in order
     operands: tuple[str, str, str]  # the tensors that are x, y and w here
     stream: bool  # results are written past the caches
@@ -453,6 +453,17 @@ class Reduce(Nest):
     half: bool
     threads: int
     why: tuple[str, ...] = field(default=())
+
+    @property
+    def reach(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Of each tap, per axis: the range of o for which it lies inside x."""
+        return self.met.reach
+
+    @property
+    def mends(self) -> bool:
+        """Whether tiles run over padding too, so that sums may have to be mended."""
+        whole = tuple((0, n) for n in self.sizes_y)
+        return self.share is not None and any(ends != whole for ends in self.reach)
 
     @property
     def lane_blocks(self) -> int:

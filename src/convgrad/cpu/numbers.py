@@ -255,6 +255,13 @@ def fma(f: Function, a: str, b: str, c: str, lanes: int, type_: str) -> str:
     return f.op(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
 
 
+def any_lane(f: Function, lanes: int, bits: str) -> str:
+    """Whether one bit of a vector is set."""
+    kind, name = vector(lanes, "i1"), f"llvm.vector.reduce.or.v{lanes}i1"
+    f.module.declarations.add(f"declare i1 @{name}({kind})")
+    return f.op(f"call i1 @{name}({kind} {bits})")
+
+
 def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]:
     """A square of vectors, turned: lane j of row i becomes lane i of row j. The side is a power of two."""
     kind = vector(lanes, type_)

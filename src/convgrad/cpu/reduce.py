@@ -73,7 +73,7 @@ def write(plan: Reduce) -> str:
     at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
     boxes = plan.box_counts
     total = prod(boxes)
-    data = [] if plan.met is None else [pointers["x"], pointers["y"]]
+    data = [pointers["x"], pointers["y"]] if plan.mends else []
     if plan.ahead is not None:
         f.call(tabulate(m, plan.ahead), at[".lines"])
 
@@ -418,15 +418,32 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     return f
 
 
+def _mend_sums(m: Module, plan: Reduce, n: Numbers) -> Function:
+    """A function that mends the sums of a tile where groups share the lanes: (sums, block, which tile, lanes, x, y)."""
+    if plan.share is None:
+        raise ValueError("groups do not share lanes in this plan")
+    inputs, outputs = plan.share
+    x_step, y_step = plan.x_channel[1], plan.y_channel[1]
+    mend = Mend(m, plan.met, n, plan.share, (x_step, y_step), plan.block)
+    f = m.function("mend_sums", ["p:sums", "i:block", "i:tile", "i:lanes", "p:x", "p:y"])
+    sums, block, tile, lanes, x, y = f.args
+    first = f.mul(tile, plan.tap_step)
+    with f.loop(0, f.min(f.sub(len(plan.taps), first), plan.tap_step)) as step, f.loop(0, lanes, plan.lanes) as lane:
+        at = f.at(sums, f.add(f.mul(step, inputs * plan.block), lane), plan.sum)
+        channel = f.add(f.mul(block, plan.block), lane)
+        x_at = f.at(x, f.mul(f.mul(f.div(channel, outputs), inputs), x_step), n.storage)
+        y_at = f.at(y, f.mul(channel, y_step), n.storage)
+        mend.look(f, x_at, y_at, f.add(first, step), at, f.min(f.sub(lanes, lane), plan.lanes))
+    return f
+
+
 def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights: str) -> Function:
     """A function that writes a task's sums to w.
 
     (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to; then, to mend sums, x and y).
     """
     names = ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until", "i:top", "i:bottom"]
-    mend = None
-    if plan.met is not None and plan.share is not None:
-        mend = Mend(m, plan.met, given, plan.share, (plan.x_channel[1], plan.y_channel[1]), plan.block)
+    mend = _mend_sums(m, plan, given) if plan.mends else None
     f = m.function("write_sums", [*names, "p:x", "p:y"] if mend else names)
     sums, to, group, own, first, lane_from, lane_until, top, bottom, *data = f.args
     group_step, row_step, lane_step = plan.w_strides
@@ -447,15 +464,7 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
         if plan.share:
             # Rows are (tap, channel of x); lanes are (group, channel of y).
             if mend is not None:
-                last_tap = f.min(f.sub(len(plan.taps), f.mul(t, plan.tap_step)), plan.tap_step)
-                with f.loop(0, last_tap) as one, f.loop(0, lanes, plan.lanes) as lane:
-                    sums_at = f.at(tile, f.add(f.mul(one, plan.share[0] * plan.block), lane), plan.sum)
-                    y_channel = f.add(f.mul(block, plan.block), lane)
-                    x_channel = f.mul(f.div(y_channel, outputs), plan.share[0])
-                    x = f.at(data[0], f.mul(x_channel, plan.x_channel[1]), given.storage)
-                    y = f.at(data[1], f.mul(y_channel, plan.y_channel[1]), given.storage)
-                    left = f.min(f.sub(lanes, lane), plan.lanes)
-                    mend.look(f, x, y, f.add(f.mul(t, plan.tap_step), one), sums_at, left)
+                f.call(mend, tile, block, t, lanes, *data)
             with f.loop(0, plan.rows) as r:
                 step, channel = f.split(r, [plan.tap_step, plan.share[0]])
                 tap = f.add(f.mul(t, plan.tap_step), step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .ir import Function, Value, vector
-from .numbers import fma, shuffle, splat
+from .numbers import any_lane, fma, shuffle, splat
 
 
 class Tile:
@@ -33,11 +33,7 @@ class Tile:
             halves = zip(sums[::2], sums[1::2], strict=False)
             odd = sums[-1:] if len(sums) % 2 else []
             sums = [f.op(f"fadd {self.kind} {a}, {b}") for a, b in halves] + odd
-        bits = vector(self.lanes, "i1")
-        name = f"llvm.vector.reduce.or.v{self.lanes}i1"
-        f.module.declarations.add(f"declare i1 @{name}({bits})")
-        nan = f.op(f"fcmp uno {self.kind} {sums[0]}, zeroinitializer")
-        return f.op(f"call i1 @{name}({bits} {nan})")
+        return any_lane(f, self.lanes, f.op(f"fcmp uno {self.kind} {sums[0]}, zeroinitializer"))
 
     def values(self) -> list[list[str]]:
         """The sums as they stand."""
@@ -100,7 +96,6 @@ class Tile:
         f = self.f
         width = len(self.places[0])
         advance = self.lanes // outputs * inputs
-        orders = [[lane // outputs * inputs + j for lane in range(self.lanes)] for j in range(inputs)]
         right = [
             [f.load(f.at(columns, (j * width + v) * self.lanes, self.sum), self.kind, align) for v in range(width)]
             for j in range(inputs)
@@ -109,8 +104,7 @@ class Tile:
             for v, place in enumerate(row):
                 left = f.load(f.at(address, v * advance, self.sum), self.kind, 4)
                 for j in range(inputs):
-                    own = left if inputs == outputs == 1 else shuffle(f, self.kind, left, left, orders[j])
-                    self._add(place, own, right[j][v])
+                    self._add(place, of_group(f, self.kind, left, self.lanes, (inputs, outputs), j), right[j][v])
 
     def gathered(self, taps: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
         """Add the products of one pixel where groups share the lanes: each tap's inputs, times one vector per column.
@@ -125,9 +119,16 @@ class Tile:
             for v in range(width):
                 left = f.load(f.at(address, v * advance, self.sum), self.kind, 4)
                 for j in range(inputs):
-                    order = [lane // outputs * inputs + j for lane in range(self.lanes)]
-                    own = left if inputs == outputs == 1 else shuffle(f, self.kind, left, left, order)
+                    own = of_group(f, self.kind, left, self.lanes, (inputs, outputs), j)
                     self._add(self.places[t * inputs + j][v], own, right[v])
+
+
+def of_group(f: Function, kind: str, value: str, lanes: int, share: tuple[int, int], j: int) -> str:
+    """For each lane the j-th input of its group, of which so many channels (in, out) lie side by side."""
+    inputs, outputs = share
+    if inputs == outputs == 1:
+        return value
+    return shuffle(f, kind, value, value, [lane // outputs * inputs + j for lane in range(lanes)])
 
 
 def addresses(f: Function, base: str, table: str, count: int, sum_: str) -> list[str]:

@@ -44,6 +44,7 @@ from .shape import (
 )
 
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
+WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
 UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
@@ -166,8 +167,10 @@ class Planner:
             self.why.append("products of bf16 two at a time (avx512_bf16)")
         self.odd = self.pairs and cin % 2 == 1  # then the last channel is paired with a weight of zero
         self.pitch = pitch(self.in_total if self.share else chunk, self.lanes)
+        self.woven = False
         if not self.share and chunk == cin < self.lanes:
             self.pitch = cin + self.odd  # few channels are kept without a gap, so that rows are copied as one run
+            self.woven = self.in_channel[1] != 1 and self.pitch <= WOVEN
         dense = (self.in_channel[1] == 1 or (self.in_total == 1 and not self.pairs)) and not self.odd
         exact = self.pairs or DTYPES[p.dtype].numpy == self.sum_dtype
         self.in_place = not self.share and dense and exact and all(inside(a, self.forward) for a in self.shape.axes)
@@ -317,7 +320,7 @@ class Planner:
             cin=share[0] if share else self.cin + self.odd, given=share[0] if share else self.cin, cout=self.out_total,
             share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, unrolled=unrolled,
             walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
-            in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
+            woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
             taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
             own=self.own, ahead=self.ahead, stream=self.stream, fold=self.fold, bias=p.bias_stride,
             accumulate=p.accumulate, half=half(self.target), threads=self.threads, why=tuple(self.why),

@@ -442,8 +442,6 @@ class Planner:
 
     def _made(self) -> Reduce:
         p, axes = self.p, self.shape.axes
-        met = met_of(axes)
-        padded = any(ends != (0, a.y) for tap in met.reach for ends, a in zip(tap, axes, strict=True))
         return Reduce(
             dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double", lanes=self.lanes,
             rows=self.rows, vectors=self.vectors, groups=self.groups, row_side=self.row_side, crow=self.crow,
@@ -454,8 +452,8 @@ class Planner:
             x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
             in_place=self.in_place, lanes_in_place=self.lanes_in_place, strung=self.strung, row_part=self.row_part,
             lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
-            taps=tap_offsets(axes), entries=self.entries, reach=met.reach, met=met if self.share and padded else None,
-            slices=self.slices, ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
+            taps=tap_offsets(axes), entries=self.entries, met=met_of(axes), slices=self.slices,
+            ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
             half=half(self.target), threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
 

@@ -15,7 +15,7 @@ from ..nests import Met, Packed, Phase, Stretch, Walk
 from ..target import LINE
 
 AXES = 4
-SHORT = 8  # lines of a run: of more than so many, one does not matter
+FEW_LINES = 8  # of a run of more than so many, one does not matter
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def lines(
         elif count > 1:
             outer.append((count, step))
     count = ceil(run / LINE)
-    ends = (count + 1, ceil((run - 1) / count)) if size < run and count <= SHORT else (count, LINE)
+    ends = (count + 1, ceil((run - 1) / count)) if size < run and count <= FEW_LINES else (count, LINE)
     return (*reversed(outer), ends)
 
 
