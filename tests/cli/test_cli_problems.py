@@ -261,6 +261,17 @@ def test_bench(capsys):
     assert main(["bench"]) == 2
 
 
+def test_values_may_be_words_of_their_own(capsys):
+    code, (case,), _ = outcomes(
+        capsys, "bench", "ic8oc8_ih7kh3ph1", "--dir", "BWD_D", "--peers", "", "--budget", "0.05"
+    )
+    assert (code, case["dir"]) == (0, "BWD_D")
+    assert not [name for name in case if name.endswith(" ms")]
+    assert main(["check", "--engine", "reference", "ic8oc8_ih7kh3ph1"]) == 0
+    assert main(["bench", "ic8oc8_ih7kh3ph1", "--budget"]) == 2
+    assert "--budget needs a value" in capsys.readouterr().err
+
+
 def test_bench_times_nothing_that_is_wrong(capsys, monkeypatch):
     monkeypatch.setattr(bench.engine, "run", lambda problem, given, out, kernel: out.fill(1))
     monkeypatch.setattr(bench.timing, "alternate", lambda *args: pytest.fail("timed"))

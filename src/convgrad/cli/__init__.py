@@ -51,13 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _split(words: Sequence[str], flags: Sequence[str], values: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
     """The command's own options, and all other words in their order."""
+    from .driver import UsageError, joined
+
     own: dict[str, str] = {}
     rest: list[str] = []
-    for word in words:
+    for word in joined(words, values):
         name, equals, value = word.removeprefix("--").partition("=")
         if word in [f"--{flag}" for flag in flags]:
             own[name] = "true"
-        elif equals and word.startswith("--") and name in values:
+        elif word.startswith("--") and name in values:
+            if not equals:
+                raise UsageError(f"--{name} needs a value")
             own[name] = value
         elif re.fullmatch(r"-v\d*", word):
             own["verbose"] = word.removeprefix("-v") or "1"
@@ -261,5 +265,5 @@ def _help(command: str) -> str:
         parser.add_argument("--peers", help="other libraries: torch, onednn (all that are installed)", metavar="NAMES")
         parser.add_argument("--budget", help="seconds for one problem (2)", metavar="SECONDS")
     if command in ("run", "check", "bench"):
-        parser.add_argument("-v", dest="v", help="show every case", metavar="N")
+        parser.add_argument("-v1", action="store_true", help="show every case")
     return parser.format_help()

@@ -195,15 +195,21 @@ def hoisted(words: Iterable[str], with_values: Iterable[str], inputs: Iterable[s
     In a batch file an option applies to what follows it. At the end of a command line it would apply to nothing, and
     people put it there: so it applies to all.
     """
+    whole = joined(words, with_values)
+    starts = tuple(f"--{name}=" for name in inputs)
+    last = max((i for i, word in enumerate(whole) if not word.startswith("-") or word.startswith(starts)), default=-1)
+    return whole[last + 1 :] + whole[: last + 1]
+
+
+def joined(words: Iterable[str], with_values: Iterable[str]) -> list[str]:
+    """The words, each of these options in one with its value: `--dt f32` becomes `--dt=f32`."""
     names = [f"--{name}" for name in with_values]
     whole: list[str] = []
     waiting = iter(words)
     for word in waiting:
         value = next(waiting, None) if word in names else None
         whole.append(word if value is None else f"{word}={value}")
-    starts = tuple(f"--{name}=" for name in inputs)
-    last = max((i for i, word in enumerate(whole) if not word.startswith("-") or word.startswith(starts)), default=-1)
-    return whole[last + 1 :] + whole[: last + 1]
+    return whole
 
 
 class _Reader:
