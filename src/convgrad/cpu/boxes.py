@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .ir import Function, Module, Value, vector
 from .nests import Packed
-from .numbers import Numbers, by_turns, interleave, shuffle, size_of, transpose
+from .numbers import Numbers, by_turns, interleave, piece, shuffle, size_of, transpose, turn_pieces
 from .target import LINE
 
 
@@ -206,7 +206,10 @@ def _run(
     elif axis.stride == 1 and step <= 4 and square:
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
-        turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank, twin)
+        if twin is None:
+            turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank)
+        else:
+            turn = _turn_twins(m, f"{name}_turn", n, channel_step, pitch, step, twin)
         last = f.sub(channels, 1)
         with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
             source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(i, step)), n.storage)
@@ -294,7 +297,7 @@ def _paired_run(
     row, to, first, channels = f.args
     there = f.min(f.max(f.sub(axis.size, first), 0), axis.count)
     entries = f.div(f.add(there, 1), 2)
-    turn = _turn_pairs(m, f"{name}_turn", n, channel_step, pitch)
+    turn = _turn(m, f"{name}_turn", n, channel_step, pitch, pairs=True)
     last = f.sub(channels, 1)
     with f.loop(0, channels, n.lanes) as c, f.loop(0, entries, n.lanes) as e:
         source = f.at(row, f.add(f.mul(c, channel_step), first, f.mul(e, 2)), n.storage)
@@ -337,30 +340,71 @@ def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[
 
 
 def _turn(
-    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, blank: bool, twin: int | None
-) -> Function:
+    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int = 1, blank: bool = False,
+    pairs: bool = False,
+) -> Function:  # fmt: skip
     """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
     are zeros if `blank`.
 
-    Pixels lie `step` apart: a longer vector is read and thinned out. With a `twin`, two elements are turned as one.
+    Pixels lie `step` apart: a longer vector is read and thinned out. A few are turned at a time, no more than there
+    are, and then widened. With `pairs`, two neighbours of 16 bits are turned as one number of 32.
     """
+    f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
+    source, to, pixels, last = f.args
+    unit, together = ("float", 2) if pairs else (n.storage, 1)
+    few = piece(n.lanes, unit)
+    kind = vector(few, unit)
+    read = replace(n, lanes=together * few, sum=n.storage)
+    wide = replace(read, lanes=read.lanes * step)
+    element = unit if pairs else n.sum
+
+    def turn(first: Value, count: Value, channels: Sequence[Value]) -> None:
+        """Turn so many pixels of a piece. Channels that are all there are `known`."""
+        mask = wide.window(f, 0, f.add(f.mul(f.sub(count, 1), step), 1))
+        rows = []
+        for i, channel in enumerate(channels):
+            at = f.at(source, f.add(channel, f.mul(first, together * step)), n.storage)
+            row = _thin(f, read, at, step, mask)
+            if pairs:
+                row = f.op(f"bitcast {read.vector} {row} to {kind}")
+            if blank and channels is not known:
+                row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
+            rows.append(row)
+        for i, row in enumerate(turn_pieces(f, rows, unit)):
+            value = row if pairs else n.widen(f, row, n.lanes)
+            place = f.at(to, f.mul(f.add(first, i), pitch), element)
+            f.store(value, place, vector(n.lanes, element), size_of(element))
+
+    known = [i * channel_step for i in range(n.lanes)]
+    branch = f.either(f.both(f.test("sge", pixels, together * n.lanes), f.test("sge", last, n.lanes - 1)))
+    for first in range(0, n.lanes, few):
+        turn(first, read.lanes, known)
+    f.otherwise(branch)
+    there = [f.mul(f.min(last, i), channel_step) for i in range(n.lanes)]
+    whole = f.min(f.mul(f.div(pixels, read.lanes), few), n.lanes)
+    with f.loop(0, whole, few) as at:
+        turn(at, read.lanes, there)
+    rest = f.sub(pixels, f.mul(whole, together))
+    with f.when(f.both(f.test("slt", whole, n.lanes), f.test("sgt", rest, 0))):
+        turn(whole, rest, there)
+    f.join(branch)
+    return f
+
+
+def _turn_twins(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, twin: int) -> Function:
+    """`_turn` for entries of a pixel and the one `twin` elements further: two elements are turned as one."""
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
     source, to, pixels, last = f.args
     wide = replace(n, lanes=n.lanes * step)
     mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
-    unit = n.sum if twin is None else "float"
-    kind = vector(n.lanes, unit)
+    kind = vector(n.lanes, "float")
     rows = []
     for i in range(n.lanes):
         channel = f.mul(f.min(last, i), channel_step)
-        row, *other = (_thin(f, n, f.at(source, f.add(channel, s), n.storage), step, mask) for s in _shifts(twin))
-        if other:
-            both = interleave(f, n.vector, n.lanes, row, *other)
-            row = f.op(f"bitcast {vector(2 * n.lanes, n.sum)} {both} to {kind}")
-        if blank:
-            row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
-        rows.append(row)
-    for i, row in enumerate(transpose(f, rows, n.lanes, unit)):
+        two = [_thin(f, n, f.at(source, f.add(channel, s), n.storage), step, mask) for s in _shifts(twin)]
+        both = interleave(f, n.vector, n.lanes, *two)
+        rows.append(f.op(f"bitcast {vector(2 * n.lanes, n.sum)} {both} to {kind}"))
+    for i, row in enumerate(transpose(f, rows, n.lanes, "float")):
         f.store(row, f.at(to, i * pitch, n.sum), kind, size_of(n.sum))
     return f
 
@@ -383,22 +427,6 @@ def _weave(m: Module, name: str, n: Numbers, channels: int, channel_step: int, p
             order = [n.lanes + pixel if c == at else lane for lane, (pixel, at) in enumerate(places)]
             value = shuffle(f, n.vector, value, row, order)
         f.store(value, f.at(to, v * n.lanes, n.sum), n.vector, size_of(n.sum))
-    return f
-
-
-def _turn_pairs(m: Module, name: str, n: Numbers, channel_step: int, pitch: int) -> Function:
-    """A function that turns one square of pairs: (tensor, band, pixels there, last channel there), as `_turn` does."""
-    f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
-    source, to, pixels, last = f.args
-    pixel = replace(n, lanes=2 * n.lanes)
-    mask = pixel.mask(f, pixels)
-    kind = vector(n.lanes, "float")
-    rows = []
-    for i in range(n.lanes):
-        row = pixel.load(f, f.at(source, f.mul(f.min(last, i), channel_step), n.storage), mask)
-        rows.append(f.op(f"bitcast {pixel.vector} {row} to {kind}"))
-    for i, row in enumerate(transpose(f, rows, n.lanes, "float")):
-        f.store(row, f.at(to, i * pitch, "float"), kind, 4)
     return f
 
 
@@ -536,33 +564,43 @@ def turn_back(
     source, to, pixels, channels = f.args
     if twice and accumulate:
         raise ValueError("results that are added to others are not rounded before")
-    count = 2 * n.lanes if twice else n.lanes
-    rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(count)]
-    lanes, n = turned(f, n, rows)  # from here on numbers as they lie in the tensor, if they are rounded already
+    out = n  # numbers as they are written
+    rounded: list[str] = []
+    if twice:
+        rows = [f.load(f.at(source, i * pitch, n.sum), n.vector, size_of(n.sum)) for i in range(2 * n.lanes)]
+        rounded, out = turned(f, n, rows)
+
+    def vectors() -> Iterator[str]:
+        """For each channel a vector of pixels; a few channels are turned when their turn comes."""
+        yield from rounded
+        few = piece(n.lanes, n.sum)
+        for c in range(0, 0 if twice else n.lanes, few):
+            places = [f.at(source, i * pitch + c, n.sum) for i in range(n.lanes)]
+            yield from turn_pieces(f, [f.load(p, vector(few, n.sum), size_of(n.sum)) for p in places], n.sum)
 
     def from_memory(write: Callable[[str, str], None]) -> None:
         square = f.name_value()
-        f.allocas.append(f"{square} = alloca [{len(lanes)} x {n.vector}], align {LINE}")
-        align = LINE if n.lanes * size_of(n.sum) >= LINE else size_of(n.sum)
-        for i, lane in enumerate(lanes):
-            f.store(lane, f.at(square, i, n.vector), n.vector, align)
+        f.allocas.append(f"{square} = alloca [{n.lanes} x {out.vector}], align {LINE}")
+        align = LINE if out.lanes * size_of(out.sum) >= LINE else size_of(out.sum)
+        for i, lane in enumerate(vectors()):
+            f.store(lane, f.at(square, i, out.vector), out.vector, align)
         with f.loop(0, channels) as c:
-            value = f.load(f.at(square, c, n.vector), n.vector, size_of(n.sum))
+            value = f.load(f.at(square, c, out.vector), out.vector, size_of(out.sum))
             write(value, f.at(to, f.mul(c, channel_step), n.storage))
 
     if stream:
         # Channels may lie anyhow, so each row of the square is asked.
-        from_memory(lambda value, place: put(f, n, value, place, pixels))
+        from_memory(lambda value, place: put(f, out, value, place, pixels))
         return f
-    mask = n.mask(f, pixels)
-    if n.lanes * size_of(n.sum) < LINE:  # where vectors are short, masks may be many branches
-        from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
+    mask = out.mask(f, pixels)
+    if out.lanes * size_of(out.sum) < LINE:  # where vectors are short, masks may be many branches
+        from_memory(lambda value, place: finish(f, out, value, place, accumulate, mask))
         return f
-    branch = None if whole else f.either(f.test("sge", channels, len(lanes)))
-    for i, value in enumerate(lanes):
-        finish(f, n, value, f.at(to, i * channel_step, n.storage), accumulate, mask)
+    branch = None if whole else f.either(f.test("sge", channels, n.lanes))
+    for i, value in enumerate(vectors()):
+        finish(f, out, value, f.at(to, i * channel_step, n.storage), accumulate, mask)
     if branch is not None:
         f.otherwise(branch)
-        from_memory(lambda value, place: finish(f, n, value, place, accumulate, mask))
+        from_memory(lambda value, place: finish(f, out, value, place, accumulate, mask))
         f.join(branch)
     return f

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from itertools import product
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from itertools import chain, product
 from math import prod
 
 from .ahead import Fetch, slice_of
@@ -11,7 +12,7 @@ from .ahead import tabulate as list_lines
 from .boxes import pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
-from .numbers import Numbers, interleave, size_of, transpose
+from .numbers import Numbers, interleave, piece, size_of, turn_pieces
 from .target import LINE
 from .tiles import Tile, addresses, moved
 
@@ -564,26 +565,39 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Functio
     unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
     if plan.pairs and not taps:
         unit = Numbers("f32", plan.lanes, plan.sum, plan.half)
-    mask = unit.mask(f, count)
     # Squares lie far apart: the one of the next channels in, or out, is asked for meanwhile.
     # What is read is asked for at its end: it may begin in a line that is there already.
     ahead = min(len(plan.taps), plan.lanes) - 1 if taps else plan.width * plan.lanes - 1
     further = ahead + (plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1])
-    squares = []
-    for j in range(plan.width if taps else 1):
-        lanes = [f.add(f.mul(f.min(left, i), plan.w_strides[1]), j * plan.w_strides[2]) for i in range(plan.lanes)]
-        rows = [unit.load(f, f.at(source, at, n.storage), mask) for at in lanes]
-        for at in lanes:
-            f.prefetch(f.at(source, f.add(at, further), n.storage))
-        squares.append(transpose(f, rows, plan.lanes, unit.sum))
-    for i in range(plan.lanes):
-        with f.when(f.test("slt", i, count)):
-            place = f.at(to, f.mul(step, i), plan.sum)
-            if len(squares) == 2:
-                both = interleave(f, unit.vector, plan.lanes, squares[0][i], squares[1][i])
-                f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
-            else:
-                f.store(squares[0][i], place, n.vector, size_of(plan.sum))
+    members = range(plan.width if taps else 1)
+    out = [f.mul(f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
+    lanes = [[f.add(at, j * plan.w_strides[2]) for at in out] for j in members]
+    for at in chain(*lanes):
+        f.prefetch(f.at(source, f.add(at, further), n.storage))
+    few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
+
+    def turn(first: Value, there: Value) -> None:
+        """Turn so many of what lies together, no more than a few."""
+        mask = few.window(f, 0, there)
+        places = [[f.at(source, f.add(at, f.mul(first, size)), n.storage) for at in member] for member in lanes]
+        rows = [[few.load(f, place, mask) for place in member] for member in places]
+        turned = [[unit.widen(f, row, plan.lanes) for row in turn_pieces(f, r, unit.storage)] for r in rows]
+        for i, member in enumerate(zip(*turned, strict=True)):
+            with nullcontext() if there == few.lanes else f.when(f.test("slt", i, there)):
+                place = f.at(to, f.mul(step, f.add(first, i)), plan.sum)
+                if len(member) == 2:
+                    both = interleave(f, unit.vector, plan.lanes, *member)
+                    f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
+                else:
+                    f.store(member[0], place, n.vector, size_of(plan.sum))
+
+    size = size_of(unit.storage) // size_of(n.storage)  # a pair is two elements
+    whole = f.mul(f.div(count, few.lanes), few.lanes)
+    with f.loop(0, whole, few.lanes) as first:
+        turn(first, few.lanes)
+    rest = f.sub(count, whole)
+    with f.when(f.test("sgt", rest, 0)):
+        turn(whole, rest)
     return f
 
 

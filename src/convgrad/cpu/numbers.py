@@ -101,7 +101,7 @@ class Numbers:
             bits = vector(self.lanes, "i1")
             f.module.declarations.add(f"declare {kind} @{name}(ptr, i32, {bits}, {kind})")
             raw = f.op(f"call {kind} @{name}(ptr {pointer}, i32 1, {bits} {mask}, {kind} zeroinitializer)")
-        return self._widen(f, raw, self.lanes)
+        return self.widen(f, raw, self.lanes)
 
     def store(self, f: Function, value: str, pointer: str, mask: str | None = None, *, stream: bool = False) -> None:
         """Round a vector and write it to the tensor; lanes outside the mask are not touched.
@@ -143,7 +143,7 @@ class Numbers:
         if self.storage == self.sum:
             return raw
         lone = f.op(f"insertelement <1 x {self.storage}> poison, {self.storage} {raw}, i32 0")
-        return f.op(f"extractelement <1 x {self.sum}> {self._widen(f, lone, 1)}, i32 0")
+        return f.op(f"extractelement <1 x {self.sum}> {self.widen(f, lone, 1)}, i32 0")
 
     def store_one(self, f: Function, value: str, pointer: str) -> None:
         """Round one element and write it."""
@@ -165,7 +165,8 @@ class Numbers:
         a, b = (self._narrow(f, value, self.lanes) for value in (low, high))
         return shuffle(f, kind, a, b, list(range(2 * self.lanes)))
 
-    def _widen(self, f: Function, raw: str, lanes: int) -> str:
+    def widen(self, f: Function, raw: str, lanes: int) -> str:
+        """Elements as they lie in memory, made accumulators."""
         if self.storage == self.sum:
             return raw
         floats, words = vector(lanes, "float"), vector(lanes, "i32")
@@ -277,6 +278,37 @@ def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]
         rows = turned
         step //= 2
     return rows
+
+
+def piece(lanes: int, type_: str) -> int:
+    """Elements of a vector that `turn_pieces` takes from a row: those of 16 bytes, within which shuffles are quick."""
+    return min(16 // size_of(type_), lanes)
+
+
+def turn_pieces(f: Function, rows: list[str], type_: str) -> list[str]:
+    """Pieces of rows, turned: for each element of a piece a vector with that of each row. Rows are a power of two.
+
+    Of a square in memory that is quicker than `transpose`: pieces find their places while they are read, and half of
+    the shuffles are left.
+    """
+    lanes = len(rows)
+    size = piece(lanes, type_)
+    # Side by side come the pieces of rows that are `size` apart.
+    columns = [rows[i::size] for i in range(size)]
+    width = size
+    while width < lanes:
+        kind, order = vector(width, type_), list(range(2 * width))
+        columns = [[shuffle(f, kind, a, b, order) for a, b in zip(c[::2], c[1::2], strict=True)] for c in columns]
+        width *= 2
+    turned = [column[0] for column in columns]
+    # Interleaving the rows of each half with those of the other, as often as halves can be halved, turns them.
+    kind = vector(lanes, type_)
+    low = [at + i // 2 + lanes * (i % 2) for at in range(0, lanes, size) for i in range(size)]
+    high = [i + size // 2 for i in low]
+    for _ in range(size.bit_length() - 1):
+        pairs = list(zip(turned[: size // 2], turned[size // 2 :], strict=True))
+        turned = [shuffle(f, kind, a, b, order) for a, b in pairs for order in (low, high)]
+    return turned
 
 
 def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
