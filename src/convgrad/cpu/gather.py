@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import chain, product
-from math import prod
+from itertools import product
+from math import gcd, lcm, prod
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
@@ -17,6 +18,7 @@ from .target import LINE
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
+PIECES = 10  # of 16 bytes: so many of the weights of a channel out are turned in one go
 PHASE = 14  # numbers of a phase in its table: first tap, taps, and per axis residue, start and stop
 
 
@@ -458,24 +460,29 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None and plan.fold is None
     square = square and plan.given == plan.cin
     folded = "" if plan.fold is None else m.table("folded", plan.fold.table)
-    turn = _turn_weights(m, plan, n, taps=False) if square and in_step == 1 and plan.cin > 1 else None
+    turn = _turn_weights(m, plan, n) if square and in_step == 1 and plan.cin > 1 else None
     rows = square and out_step == 1 and plan.cout > 1
-    taps = None
-    if square and turn is None and not rows and len(plan.taps) > 1 and plan.taps == tuple(range(len(plan.taps))):
-        taps = _turn_weights(m, plan, n, taps=True)
+    together = len(plan.taps) > 1 and plan.taps == tuple(range(len(plan.taps)))
 
     channel = f.mul(chunk, plan.chunk)
     count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
-    if taps is not None:
-        with f.loop(0, count) as c, f.loop(0, width, plan.lanes) as lane:
+    if square and turn is None and not rows and together:
+        joined = _joined_channels(plan, n)
+        taps = _turn_taps(m, plan, n, joined)
+        steps = max(joined // plan.width, 1)
+        with ExitStack() as stack:
+            # Along the axis on which weights follow each other.
+            lane, c = "", ""
+            for axis in ("lane", "c") if joined else ("c", "lane"):
+                if axis == "lane":
+                    lane = stack.enter_context(f.loop(0, width, plan.lanes))
+                else:
+                    c = stack.enter_context(f.loop(0, count, steps))
             inner = f.add(channel, f.mul(c, plan.width))
             corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
-            with f.loop(0, len(plan.taps), plan.lanes) as tap:
-                place = f.add(f.mul(f.add(f.mul(tap, count), c), width), lane)
-                there = f.min(f.sub(len(plan.taps), tap), plan.lanes)
-                source_at = f.at(base, f.add(corner, tap), n.storage)
-                left = f.max(f.sub(last, lane), 0)
-                f.call(taps, source_at, f.at(panel, place, plan.sum), left, there, f.mul(count, width))
+            place = f.at(panel, f.add(f.mul(c, width), lane), plan.sum)
+            left = f.max(f.sub(last, lane), 0)
+            f.call(taps, f.at(base, corner, n.storage), place, left, f.mul(count, width), width)
         return f
     if turn is None and not rows:
         with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
@@ -554,50 +561,108 @@ def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, 
             f.store(interleave(f, raw.vector, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
-def _turn_weights(m: Module, plan: Gather, n: Numbers, *, taps: bool) -> Function:
-    """A function that turns a square of weights: lanes by what lies together become that by lanes.
+def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
+    """A function that turns a square of weights whose channels in lie together: lanes by them become them by lanes.
 
-    (tensor, panel, channels out left, how many lie together there, elements between them in the panel). What lies
-    together is taps, or channels in: a pair of them then turns as one number of 32 bits.
+    (tensor, panel, channels out left, how many channels in are there, elements between them in the panel). A pair of
+    them turns as one number of 32 bits.
     """
     f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count", "i:step"])
     source, to, left, count, step = f.args
-    unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
-    if plan.pairs and not taps:
-        unit = Numbers("f32", plan.lanes, plan.sum, plan.half)
-    # Squares lie far apart: the one of the next channels in, or out, is asked for meanwhile.
-    # What is read is asked for at its end: it may begin in a line that is there already.
-    ahead = min(len(plan.taps), plan.lanes) - 1 if taps else plan.width * plan.lanes - 1
-    further = ahead + (plan.width * plan.w_strides[2] if taps else plan.lanes * plan.w_strides[1])
-    members = range(plan.width if taps else 1)
-    out = [f.mul(f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
-    lanes = [[f.add(at, j * plan.w_strides[2]) for at in out] for j in members]
-    for at in chain(*lanes):
-        f.prefetch(f.at(source, f.add(at, further), n.storage))
+    unit = Numbers("f32" if plan.pairs else plan.dtype, plan.lanes, plan.sum, plan.half)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
+    out = [f.mul(f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
+    # Squares lie far apart: the one of the next channels out is asked for meanwhile.
+    # What is read is asked for at its end: it may begin in a line that is there already.
+    further = plan.width * plan.lanes - 1 + plan.lanes * plan.w_strides[1]
+    for at in out:
+        f.prefetch(f.at(source, f.add(at, further), n.storage))
 
     def turn(first: Value, there: Value) -> None:
-        """Turn so many of what lies together, no more than a few."""
+        """Turn so many channels in, no more than a few."""
         mask = few.window(f, 0, there)
-        places = [[f.at(source, f.add(at, f.mul(first, size)), n.storage) for at in member] for member in lanes]
-        rows = [[few.load(f, place, mask) for place in member] for member in places]
-        turned = [[unit.widen(f, row, plan.lanes) for row in turn_pieces(f, r, unit.storage)] for r in rows]
-        for i, member in enumerate(zip(*turned, strict=True)):
+        rows = [few.load(f, f.at(source, f.add(at, f.mul(first, plan.width)), n.storage), mask) for at in out]
+        for i, row in enumerate(turn_pieces(f, rows, unit.storage)):
             with nullcontext() if there == few.lanes else f.when(f.test("slt", i, there)):
                 place = f.at(to, f.mul(step, f.add(first, i)), plan.sum)
-                if len(member) == 2:
-                    both = interleave(f, unit.vector, plan.lanes, *member)
-                    f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
-                else:
-                    f.store(member[0], place, n.vector, size_of(plan.sum))
+                f.store(unit.widen(f, row, plan.lanes), place, n.vector, size_of(plan.sum))
 
-    size = size_of(unit.storage) // size_of(n.storage)  # a pair is two elements
     whole = f.mul(f.div(count, few.lanes), few.lanes)
     with f.loop(0, whole, few.lanes) as first:
         turn(first, few.lanes)
     rest = f.sub(count, whole)
     with f.when(f.test("sgt", rest, 0)):
         turn(whole, rest)
+    return f
+
+
+def _joined_channels(plan: Gather, n: Numbers) -> int:
+    """Channels in whose taps follow each other and together make whole pieces, few enough; 0 if there are none."""
+    taps, size = len(plan.taps), piece(plan.lanes, n.storage)
+    channels = lcm(size // gcd(size, taps), plan.width)
+    fits = plan.cin % channels == plan.chunk % channels == 0 and channels * taps <= PIECES * size
+    return channels if plan.w_strides[2] == taps and fits else 0
+
+
+def _turn_taps(m: Module, plan: Gather, n: Numbers, joined: int) -> Function:
+    """A function that turns weights whose taps lie together: those of so many joined channels, or of one step.
+
+    (tensor, panel, channels out left, elements between taps in the panel, and between steps over channels in).
+    """
+    f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:tap_step", "i:step"])
+    source, to, left, tap_step, step = f.args
+    taps, in_step = len(plan.taps), plan.w_strides[2]
+    unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
+    there = plan.cout % plan.lanes == 0  # then all channels out are
+    out = [f.mul(i if there else f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
+    # Where channels in begin, each with its taps, or all of those that are joined with theirs.
+    runs = [0] if joined else [j * in_step for j in range(plan.width)]
+    length = max(joined, 1) * taps
+    # What comes next along with these is asked for, from its end: it may begin in a line that is there already.
+    further = max(joined, plan.width) * in_step
+    for run, end, at in product(runs, range(length - 1, -1, -LINE // size_of(n.storage)), out):
+        if length - end <= 4 * LINE:
+            f.prefetch(f.at(source, f.add(at, further + run + end), n.storage))
+
+    def turned(run: int, first: Value, count: int) -> list[str]:
+        """Vectors of channels out, one for each element of a piece."""
+        mask = few.window(f, 0, count)
+        rows = [few.load(f, f.at(source, f.add(at, first, run), n.storage), mask) for at in out]
+        return [unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[:count]]
+
+    def write(members: Sequence[str], tap: Value, channel: int) -> None:
+        """Write a step: a vector, or a pair of them."""
+        place = f.at(to, f.add(f.mul(tap, tap_step), f.mul(step, channel // plan.width)), plan.sum)
+        if len(members) == 2:
+            both = interleave(f, unit.vector, plan.lanes, *members)
+            f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
+        else:
+            f.store(members[0], place, n.vector, size_of(plan.sum))
+
+    def some(first: Value, count: int) -> None:
+        """The taps of a piece."""
+        for i, members in enumerate(zip(*(turned(run, first, count) for run in runs), strict=True)):
+            write(members, f.add(first, i), 0)
+
+    if joined:
+        waiting: dict[tuple[int, int], str] = {}  # by channel in and tap
+        for first in range(0, length, few.lanes):
+            for i, value in enumerate(turned(0, first, few.lanes)):
+                channel, tap = divmod(first + i, taps)
+                waiting[channel, tap] = value
+                if (channel + 1) % plan.width == 0:
+                    write([waiting.pop((c, tap)) for c in range(channel - plan.width + 1, channel + 1)], tap, channel)
+        return f
+    whole = taps // few.lanes * few.lanes
+    if whole <= PIECES * few.lanes:
+        for first in range(0, whole, few.lanes):
+            some(first, few.lanes)
+    else:
+        with f.loop(0, whole, few.lanes) as at_tap:
+            some(at_tap, few.lanes)
+    if whole < taps:
+        some(whole, taps - whole)
     return f
 
 
