@@ -153,6 +153,8 @@ NAMED = {
     "squares of half the channels": "x f64 n1 g1 cx20 cy21 x5x23 w3x3 y5x23 s1x1 d1x1 p1x1",
     "weights turned, seven taps": "y f16 n1 g1 cx9 cy37 x12 w7 y6 s1 d1 p0",
     "weights turned, twenty taps": "x f32 n1 g1 cx37 cy9 x5x6 w4x5 y2x2 s1x1 d1x1 p0x0",
+    "weights turned in pairs, thirty taps": "y bf16 n1 g1 cx10 cy37 x7x8 w5x6 y3x3 s1x1 d1x1 p0x0",
+    "weights turned in pairs, channels apart": "x bf16 n1 g1 cx48 cy10 x7x8 w3x3 y7x8 s1x1 d1x1 p1x1",
     "depthwise, far padding": "y bf16 n2 g20 cx1 cy1 x3x4 w3x3 y13x14 s1x1 d1x1 p6x6 x@nxc y@nxc bias out:f32",
     "depthwise in 3D": "y f32 n2 g20 cx1 cy1 x5x6x7 w3x3x3 y3x3x4 s2x2x2 d1x1x1 p1x1x1 x@nxc y@nxc accumulate",
     "depthwise weights in 3D": "w f32 n2 g20 cx1 cy1 x5x6x7 w2x3x3 y4x6x7 s1x1x1 d1x1x1 p0x1x1 x@nxc y@nxc accumulate",

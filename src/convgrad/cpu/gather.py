@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import product
-from math import gcd, lcm, prod
+from itertools import chain, product
+from math import prod
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
@@ -18,7 +17,6 @@ from .target import LINE
 from .tiles import Tile, addresses, moved
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
-PIECES = 10  # of 16 bytes: so many of the weights of a channel out are turned in one go
 PHASE = 14  # numbers of a phase in its table: first tap, taps, and per axis residue, start and stop
 
 
@@ -467,22 +465,21 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
     channel = f.mul(chunk, plan.chunk)
     count = f.div(f.min(f.sub(plan.cin, channel), plan.chunk), plan.width)
     if square and turn is None and not rows and together:
-        joined = _joined_channels(plan, n)
-        taps = _turn_taps(m, plan, n, joined)
-        steps = max(joined // plan.width, 1)
-        with ExitStack() as stack:
-            # Along the axis on which weights follow each other.
-            lane, c = "", ""
-            for axis in ("lane", "c") if joined else ("c", "lane"):
-                if axis == "lane":
-                    lane = stack.enter_context(f.loop(0, width, plan.lanes))
-                else:
-                    c = stack.enter_context(f.loop(0, count, steps))
+        taps = _turn_taps(m, plan, n)
+
+        def turn_one(lane: Value, c: Value) -> None:
             inner = f.add(channel, f.mul(c, plan.width))
             corner = f.add(f.mul(f.add(first, f.min(lane, last)), out_step), f.mul(inner, in_step))
             place = f.at(panel, f.add(f.mul(c, width), lane), plan.sum)
-            left = f.max(f.sub(last, lane), 0)
-            f.call(taps, f.at(base, corner, n.storage), place, left, f.mul(count, width), width)
+            f.call(taps, f.at(base, corner, n.storage), place, f.max(f.sub(last, lane), 0), f.mul(count, width))
+
+        # In the order in which weights lie.
+        if out_step > in_step:
+            with f.loop(0, width, plan.lanes) as lane, f.loop(0, count) as c:
+                turn_one(lane, c)
+        else:
+            with f.loop(0, count) as c, f.loop(0, width, plan.lanes) as lane:
+                turn_one(lane, c)
         return f
     if turn is None and not rows:
         with f.loop(0, count) as c, f.loop(0, len(plan.taps)) as tap:
@@ -596,73 +593,48 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
     return f
 
 
-def _joined_channels(plan: Gather, n: Numbers) -> int:
-    """Channels in whose taps follow each other and together make whole pieces, few enough; 0 if there are none."""
-    taps, size = len(plan.taps), piece(plan.lanes, n.storage)
-    channels = lcm(size // gcd(size, taps), plan.width)
-    fits = plan.cin % channels == plan.chunk % channels == 0 and channels * taps <= PIECES * size
-    return channels if plan.w_strides[2] == taps and fits else 0
+def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
+    """A function that turns the weights of a step over channels in, whose taps lie together: lanes by taps become taps
+    by lanes.
 
-
-def _turn_taps(m: Module, plan: Gather, n: Numbers, joined: int) -> Function:
-    """A function that turns weights whose taps lie together: those of so many joined channels, or of one step.
-
-    (tensor, panel, channels out left, elements between taps in the panel, and between steps over channels in).
+    (tensor, panel, channels out left, elements between taps in the panel).
     """
-    f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:tap_step", "i:step"])
-    source, to, left, tap_step, step = f.args
-    taps, in_step = len(plan.taps), plan.w_strides[2]
+    f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:step"])
+    source, to, left, step = f.args
+    taps, (_, out_step, in_step) = len(plan.taps), plan.w_strides
     unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
     there = plan.cout % plan.lanes == 0  # then all channels out are
-    out = [f.mul(i if there else f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
-    # Where channels in begin, each with its taps, or all of those that are joined with theirs.
-    runs = [0] if joined else [j * in_step for j in range(plan.width)]
-    length = max(joined, 1) * taps
-    # What comes next along with these is asked for, from its end: it may begin in a line that is there already.
-    further = max(joined, plan.width) * in_step
-    for run, end, at in product(runs, range(length - 1, -1, -LINE // size_of(n.storage)), out):
-        if length - end <= 4 * LINE:
-            f.prefetch(f.at(source, f.add(at, further + run + end), n.storage))
+    out = [f.mul(i if there else f.min(left, i), out_step) for i in range(plan.lanes)]
+    members = [[f.add(at, j * in_step) for at in out] for j in range(plan.width)]
+    # The next step is asked for meanwhile, at its end: it may begin in a line that is there already.
+    for at in chain(*members):
+        f.prefetch(f.at(source, f.add(at, plan.width * in_step + min(taps, plan.lanes) - 1), n.storage))
 
-    def turned(run: int, first: Value, count: int) -> list[str]:
-        """Vectors of channels out, one for each element of a piece."""
-        mask = few.window(f, 0, count)
-        rows = [few.load(f, f.at(source, f.add(at, first, run), n.storage), mask) for at in out]
-        return [unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[:count]]
-
-    def write(members: Sequence[str], tap: Value, channel: int) -> None:
-        """Write a step: a vector, or a pair of them."""
-        place = f.at(to, f.add(f.mul(tap, tap_step), f.mul(step, channel // plan.width)), plan.sum)
-        if len(members) == 2:
-            both = interleave(f, unit.vector, plan.lanes, *members)
-            f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
-        else:
-            f.store(members[0], place, n.vector, size_of(plan.sum))
-
-    def some(first: Value, count: int) -> None:
+    def turn(first: Value, count: int) -> None:
         """The taps of a piece."""
-        for i, members in enumerate(zip(*(turned(run, first, count) for run in runs), strict=True)):
-            write(members, f.add(first, i), 0)
+        mask = few.window(f, 0, count)
+        turned = []
+        for member in members:
+            rows = [few.load(f, f.at(source, f.add(at, first), n.storage), mask) for at in member]
+            turned.append([unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[:count]])
+        for i, values in enumerate(zip(*turned, strict=True)):
+            place = f.at(to, f.mul(f.add(first, i), step), plan.sum)
+            if len(values) == 2:
+                both = interleave(f, unit.vector, plan.lanes, *values)
+                f.store(both, place, f"<{2 * plan.lanes} x i16>", 4)
+            else:
+                f.store(values[0], place, n.vector, size_of(plan.sum))
 
-    if joined:
-        waiting: dict[tuple[int, int], str] = {}  # by channel in and tap
-        for first in range(0, length, few.lanes):
-            for i, value in enumerate(turned(0, first, few.lanes)):
-                channel, tap = divmod(first + i, taps)
-                waiting[channel, tap] = value
-                if (channel + 1) % plan.width == 0:
-                    write([waiting.pop((c, tap)) for c in range(channel - plan.width + 1, channel + 1)], tap, channel)
-        return f
     whole = taps // few.lanes * few.lanes
-    if whole <= PIECES * few.lanes:
+    if whole <= 2 * few.lanes:
         for first in range(0, whole, few.lanes):
-            some(first, few.lanes)
+            turn(first, few.lanes)
     else:
-        with f.loop(0, whole, few.lanes) as at_tap:
-            some(at_tap, few.lanes)
+        with f.loop(0, whole, few.lanes) as tap:
+            turn(tap, few.lanes)
     if whole < taps:
-        some(whole, taps - whole)
+        turn(whole, taps - whole)
     return f
 
 
