@@ -47,6 +47,7 @@ from .shape import (
 )
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
+FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
@@ -204,7 +205,7 @@ class Planner:
         if self.in_place:
             self.why.append(f"{self.row_side} is read in place: channels or pixels lie together, no conversion")
         if self.lanes_in_place:
-            self.why.append("so is the other side, whose channels fill whole vectors")
+            self.why.append("so is the other side, which fills whole vectors")
         self.strung = not self.share and not self.in_place and self._strings(self.row_side)
         if self.strung:
             self.why.append(f"{self.row_side} is packed as it lies, pixels side by side")
@@ -225,8 +226,9 @@ class Planner:
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
-        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= FEW_ROWS
-        return rows, rows and lanes_lie and not self.pairs and self.turned is None
+        few = FEW_ROWS if self.turned is None else FEW_TURNED
+        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= few
+        return rows, rows and lanes_lie and not self.pairs
 
     def _strings(self, side: str) -> bool:
         """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
