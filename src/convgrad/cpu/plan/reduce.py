@@ -49,6 +49,7 @@ from .shape import (
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
+KEPT = 46  # pixels of a box whose lines do, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 COPY = 0.5  # steps of the tile in which an element is packed
 OVERLAP, LESS = 2.5, 0.6  # where pixels of x are packed so often, boxes are taken in which it is so many times less
@@ -220,8 +221,7 @@ class Planner:
         exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
         rows = exact and (1 in (channel, pixel) or crow == 1)
         eight = lanes == crow == clane == LINE // (2 * self.item) and self.target.registers >= 32
-        apart = self.item * pixel * (last.stride if row_side == "x" else 1)  # bytes between pixels that are read
-        same_sets = crow * self.item <= LINE and apart != 0 and apart % WAY == 0
+        same_sets = crow * self.item <= LINE and self._same_sets(row_side)
         if channel == 1 and self.groups > 1 and self.taps > 1 and (eight or same_sets):
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
@@ -229,6 +229,12 @@ class Planner:
         few = FEW_ROWS if self.turned is None else FEW_TURNED
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= few
         return rows, rows and lanes_lie and not self.pairs
+
+    def _same_sets(self, side: str) -> bool:
+        """Whether pixels of a side that are read one after another drive each other out of the first-level cache."""
+        last = self.shape.axes[-1]
+        apart = self.item * (last.x_step * last.stride if side == "x" else last.y_step)
+        return apart != 0 and apart % WAY == 0
 
     def _strings(self, side: str) -> bool:
         """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
@@ -251,8 +257,15 @@ class Planner:
                 row_bytes //= 2
             elif self.pairs and not self.in_place and self.taps > 1 and self.crow >= 4 * self.lanes:
                 lane_bytes += LINE // 2  # what is spread, a part of a line for two pixels
+        channel = (self.x_channel if self.row_side == "x" else self.y_channel)[1]
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+        elif self.in_place and channel == 1 and self.turned is None:
+            # So it does here; where few products are made of a line, it should not come a second time.
+            if self.vectors == 1:
+                lane_bytes += LINE
+            elif self.vectors == 2 and self.taps <= 4 and self._same_sets(self.row_side):
+                lane_bytes = max(lane_bytes, self.target.l1 // KEPT)
         line = LINE // DTYPES[self.p.dtype].size if axes[-1].y_step == 1 else 1
         self.box = _cut(axes, self.target, lane_bytes, row_bytes, line, self.pairs)
         if self.pairs:
