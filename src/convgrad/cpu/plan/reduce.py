@@ -51,6 +51,7 @@ FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie f
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 KEPT = 46  # pixels of a box whose lines do, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
+SUMMED = 6  # vectors of sums that a tile has at least, so that products need not wait for each other
 COPY = 0.5  # steps of the tile in which an element is packed
 OVERLAP, LESS = 2.5, 0.6  # where pixels of x are packed so often, boxes are taken in which it is so many times less
 THIN = 8  # of so many pixels one may be taken by the shuffles that pack a row
@@ -366,15 +367,19 @@ class Planner:
             waste = sum(1 / _busy(times, size, part, self.slices, team) for team in teams) / len(teams)
             return work(lane_part, row_part) * waste
 
+        even = self._even(self._tasks(self.lane_part, self.row_part))
         lane_parts = {ceil(blocks / n) for n in range(1, 17)}
-        row_parts = {ceil(crow / n) for n in range(1, min(16, max(1, crow // (2 * self.rows))) + 1)}
+        # Rather than wait for each other, threads take small parts, of tiles that are just high enough.
+        least_rows = 2 * self.rows if even else ceil(SUMMED / self.vectors)
+        row_parts = {ceil(crow / n) for n in range(1, min(16, max(1, crow // least_rows)) + 1)}
         found, least = None, cost(self.lane_part, self.row_part) / 1.02  # another shape must be worth it
         for parts in sorted(product(lane_parts, row_parts), key=lambda parts: work(*parts)):
             lane_part, row_part = parts
             if work(*parts) >= least:
                 break
             small = lane_part * row_part * self._sum_bytes() <= most and row_part <= most_rows
-            if self._even(self._tasks(*parts)) and small and self._has_room(lane_part) and cost(*parts) < least:
+            fair = self._even(self._tasks(*parts)) or not even
+            if fair and small and self._has_room(lane_part) and cost(*parts) < least:
                 found, least = parts, cost(*parts)
         if found is not None:
             self.lane_part, self.row_part = found
