@@ -259,10 +259,13 @@ class Planner:
         Of many weights and few pixels it does.
         """
         strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
+        pixels = prod(a.x if self.forward else a.y for a in self.shape.axes)
+        # The input is packed again for each block; where it lies it is read again, which must not be more.
+        cheap = self.taps * self.out_total >= pixels if self.in_place else self.taps * self.vectors >= 16 * strides
         blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
         return (
-            not (self.in_place or self.share or self.fold)
-            and self.taps * self.vectors >= 16 * strides  # the input is packed again for each block
+            not (self.share or self.fold)
+            and cheap
             and self.taps * self.cin * self.out_total * self.size > self.target.l2
             and self.groups * self.blocks >= 2 * threads
             and lost(blocks_wide, self.groups, threads) < 0.05
