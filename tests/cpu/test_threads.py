@@ -460,8 +460,8 @@ def test_quotas(tmp_path, files, quotas):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert threads._quotas(tmp_path) == quotas
-    assert threads.available(tmp_path) == min([threads.available(), *quotas])
+    assert threads._quotas(str(tmp_path)) == quotas
+    assert threads.available(str(tmp_path)) == min([threads.available(), *quotas])
 
 
 @linux

@@ -55,13 +55,18 @@ def _key(problem: Problem, target: Target, team: int) -> bytes | None:
 @lru_cache(maxsize=1)
 def _digest() -> str | None:
     """The digest of the sources; None where there are none to read, or none that can be relied on."""
-    if _changed():
-        return None
     total = sha256()
     try:
         for path in _sources():
-            with open(path, "rb", buffering=0) as file:
-                content = file.read()
+            # Calls of the system and nothing else: all files together are a part of what a first call waits for.
+            file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                facts = os.fstat(file)
+                content = os.read(file, facts.st_size + 1)
+            finally:
+                os.close(file)
+            if _new(facts) or len(content) != facts.st_size:
+                return None
             total.update(f"{os.path.basename(path)} {len(content)}\n".encode() + content)
     except OSError:
         return None
@@ -71,17 +76,21 @@ def _digest() -> str | None:
 def _changed() -> bool:
     """Whether a source may be newer than what this process has imported of it."""
     try:
-        facts = [os.stat(path) for path in _sources()]
+        return any(_new(os.stat(path)) for path in _sources())
     except OSError:
         return True
+
+
+def _new(facts: os.stat_result) -> bool:
     # A file may come with an old time of its content, but not of its place. Times are coarse, and some files are read
     # before this package.
-    return any(max(f.st_mtime, f.st_ctime) >= BEGUN - 2 for f in facts)
+    return max(facts.st_mtime, facts.st_ctime) >= BEGUN - 2
 
 
 @lru_cache(maxsize=1)
 def _sources() -> list[str]:
     found = [os.path.join(PACKAGE, name) for name in OTHERS]
-    for folder, _, files in os.walk(os.path.join(PACKAGE, "cpu")):
-        found += [os.path.join(folder, name) for name in files if name.endswith(".py")]
+    for folder in ("cpu", "cpu/plan"):
+        inside = os.path.join(PACKAGE, folder)
+        found += [os.path.join(inside, name) for name in os.listdir(inside) if name.endswith(".py")]
     return sorted(found)

@@ -22,7 +22,6 @@ import re
 import time
 from collections.abc import Callable
 from operator import index
-from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -131,7 +130,7 @@ def _count(value: Any, operation: str, argument: str) -> int:
     return number
 
 
-def available(root: Path = Path("/")) -> int:
+def available(root: str = "/") -> int:
     """The number of CPUs that this process may use: its affinity, bounded by its control group's quota."""
     try:
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -140,10 +139,10 @@ def available(root: Path = Path("/")) -> int:
     return max(1, min([cpus, *_quotas(root)]))
 
 
-def _quotas(root: Path) -> list[int]:
+def _quotas(root: str) -> list[int]:
     """The CPU limits, in whole CPUs, of this process's control groups (versions 1 and 2) and all groups above them."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = _text(root, "proc/self/cgroup").splitlines()
     except (OSError, ValueError):
         return []
     found = []
@@ -155,21 +154,25 @@ def _quotas(root: Path) -> list[int]:
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for mount in ("",) if not controllers else ("cpu", controllers):
             for depth in range(len(parts), -1, -1):
-                found.append(_quota(root.joinpath("sys/fs/cgroup", mount, *parts[:depth])))
+                found.append(_quota(os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])))
     return [quota for quota in found if quota is not None]
 
 
-def _quota(group: Path) -> int | None:
+def _quota(group: str) -> int | None:
     """One control group's limit in whole CPUs, rounded down, since a group that is over its limit stands still."""
     try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota = (group / "cpu.cfs_quota_us").read_text()
-            period = (group / "cpu.cfs_period_us").read_text()
+        try:
+            quota, period = _text(group, "cpu.max").split()
+        except FileNotFoundError:
+            quota, period = _text(group, "cpu.cfs_quota_us"), _text(group, "cpu.cfs_period_us")
         return max(1, int(quota) // int(period)) if int(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None  # No such file, or "max".
+
+
+def _text(*path: str) -> str:
+    with open(os.path.join(*path), encoding="utf-8") as file:
+        return file.read()
 
 
 def source(triple: str, futex: bool = True) -> str:
