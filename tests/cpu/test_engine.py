@@ -46,6 +46,8 @@ NAMED = {
     "few channels that lie together": "y f32 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2 x@nxc y@nxc",
     "few channels that lie apart": "y f32 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2",
     "few channels that lie apart, far taps": "y f16 n2 g1 cx4 cy20 x40 w2 y17 s2 d7 p1",
+    "four channels that lie apart, over a stride of four": "y f16 n2 g1 cx4 cy32 x61 w1 y16 s4 d1 p0",
+    "four channels that lie apart, over strides of four": "y f16 n1 g1 cx4 cy20 x9x61 w3x2 y2x15 s4x4 d1x1 p0x0",
     "few channels in groups": "x f32 n1 g3 cx20 cy5 x9x19 w3x3 y9x19 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "three channels in pairs": "y bf16 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2 x@nxc y@nxc",
     "three channels in pairs, lying apart": "y bf16 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2",

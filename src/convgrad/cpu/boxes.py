@@ -148,10 +148,15 @@ def _shifts(twin: int | None) -> tuple[int, ...]:
 
 
 def _thin(f: Function, n: Numbers, place: str, step: int, mask: str | None) -> str:
-    """A vector of elements that lie `step` apart: a longer one is read, by a mask, and thinned out."""
-    wide = replace(n, lanes=n.lanes * step)
+    """A vector of elements that lie `step` apart: a longer one is read, by a mask, thinned out and then widened.
+
+    Widened first, four channels of f16 that are thinned to a fourth and interleaved come out wrong: LLVM 22 errs.
+    """
+    wide = replace(n, lanes=n.lanes * step, sum=n.storage)
     value = wide.load(f, place, mask)
-    return value if step == 1 else shuffle(f, wide.vector, value, value, [i * step for i in range(n.lanes)])
+    if step > 1:
+        value = shuffle(f, wide.vector, value, value, [i * step for i in range(n.lanes)])
+    return n.widen(f, value, n.lanes)
 
 
 def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, entry: Value) -> Value:

@@ -260,7 +260,7 @@ class Planner:
         """
         strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
         pixels = prod(a.x if self.forward else a.y for a in self.shape.axes)
-        # The input is packed again for each block; where it lies it is read again, which must not be more.
+        # The input is packed again for each block; where it lies it is read again, and should be less than weights.
         cheap = self.taps * self.out_total >= pixels if self.in_place else self.taps * self.vectors >= 16 * strides
         blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
         return (

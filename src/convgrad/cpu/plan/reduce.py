@@ -49,7 +49,7 @@ from .shape import (
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
-KEPT = 46  # pixels of a box whose lines do, if few products are made of each
+KEPT = 46  # a box whose lines do has fewer pixels, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 SUMMED = 6  # vectors of sums that a tile has at least, so that products need not wait for each other
 COPY = 0.5  # steps of the tile in which an element is packed
