@@ -194,6 +194,19 @@ def test_sizes_with_a_reason(target: str) -> None:
     assert not declined, "\n".join(declined)
 
 
+def test_few_channels_over_strides() -> None:
+    """Each number of channels is packed by shuffles of its own, each stride by others."""
+    texts = [
+        f"y {dtype} n1 g1 cx{channels} cy32 x{15 * stride + kernel} w{kernel} y16 s{stride} d1 p0"
+        for dtype in ("f32", "bf16", "f16")
+        for channels in range(1, 7)
+        for stride in range(1, 5)
+        for kernel in (1, 2)
+    ]
+    _, failures = run("native", texts)
+    assert not failures, "\n".join(failures)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
