@@ -288,6 +288,7 @@ def script(text, timeout=60):
     head = f"""
 import ctypes, faulthandler, os, signal, sys, threading, time
 faulthandler.dump_traceback_later({timeout - 10}, exit=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests in the background, deaf to it
 from convgrad.cpu import jit, threads
 module = jit.load({KERNELS!r}, *jit.host())
 kernels = {{name: module.address(name) for name in {NAMES!r}}}
