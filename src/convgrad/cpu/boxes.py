@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .ir import Function, Module, Value, vector
 from .nests import Packed
-from .numbers import Numbers, by_turns, interleave, piece, shuffle, size_of, transpose, turn_pieces
+from .numbers import Numbers, interleave, piece, row_order, shuffle, size_of, transpose, turn_pieces
 from .target import LINE
 
 
@@ -541,19 +541,14 @@ def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
 def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Numbers]:
     """Vectors of sums, turned: for each lane a vector with its sum of each, and how it is written.
 
-    As many vectors as lanes; or twice as many, of sums that are narrower in the tensor: they are rounded before, and
-    two are turned as one.
+    As many vectors as lanes; or twice as many, of sums that are narrower in the tensor: they are rounded before, two to
+    a vector.
     """
     if len(rows) == n.lanes:
         return transpose(f, list(rows), n.lanes, n.sum), n
     raw = Numbers(n.dtype, len(rows), "i16", n.half)
-    words = []
-    for low, high in zip(rows[::2], rows[1::2], strict=True):
-        both = n.narrow_two(f, low, high)
-        mixed = shuffle(f, raw.vector, both, both, by_turns(n.lanes))
-        words.append(f.op(f"bitcast {raw.vector} {mixed} to {n.vector}"))
-    lanes = transpose(f, words, n.lanes, n.sum)
-    return [f.op(f"bitcast {n.vector} {lane} to {raw.vector}") for lane in lanes], raw
+    twos = [n.narrow_two(f, rows[a], rows[b]) for a, b in row_order(n.lanes, 2, raw.sum)]
+    return transpose(f, twos, raw.lanes, raw.sum), raw
 
 
 def turn_back(

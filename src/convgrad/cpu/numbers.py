@@ -264,20 +264,30 @@ def any_lane(f: Function, lanes: int, bits: str) -> str:
 
 
 def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]:
-    """A square of vectors, turned: lane j of row i becomes lane i of row j. The side is a power of two."""
-    kind = vector(lanes, type_)
-    step = lanes // 2
-    while step:
-        low = [i if not i & step else lanes + i - step for i in range(lanes)]
-        high = [i + step if not i & step else lanes + i for i in range(lanes)]
-        turned = list(rows)
-        for i in range(lanes):
-            if not i & step:
-                turned[i] = shuffle(f, kind, rows[i], rows[i + step], low)
-                turned[i + step] = shuffle(f, kind, rows[i], rows[i + step], high)
-        rows = turned
-        step //= 2
-    return rows
+    """Rows in vectors of so many lanes, turned: for each element of a row a vector with that of each row.
+
+    Rows are a power of two, and have as many elements. With more lanes a vector holds several rows, one after another;
+    `row_order` says which.
+    """
+    kind, many = vector(lanes, type_), len(rows)
+    size = piece(many, type_)
+    # First within pieces, then groups of rows exchange pieces; each has blocks of vectors, which have ever fewer.
+    groups = [[_interleaved(f, rows[i : i + size], lanes, type_)] for i in range(0, many, size)]
+    part = many
+    while len(groups) > 1:
+        halves = [[i for i in range(2 * lanes) if i % part // (part // 2) == half] for half in range(2)]
+        groups = [
+            [[shuffle(f, kind, *two, order) for two in zip(*both, strict=True)] for both in pairs for order in halves]
+            for pairs in (list(zip(a, b, strict=True)) for a, b in zip(groups[::2], groups[1::2], strict=True))
+        ]
+        part //= 2
+    return [vector_ for block in groups[0] for vector_ in block]
+
+
+def row_order(many: int, parts: int, type_: str) -> list[list[int]]:
+    """Which rows the vectors for `transpose` hold, if there are so many vectors with so many rows each."""
+    size = piece(many, type_)
+    return [[(i // size * parts + part) * size + i % size for part in range(parts)] for i in range(many)]
 
 
 def piece(lanes: int, type_: str) -> int:
@@ -300,15 +310,20 @@ def turn_pieces(f: Function, rows: list[str], type_: str) -> list[str]:
         kind, order = vector(width, type_), list(range(2 * width))
         columns = [[shuffle(f, kind, a, b, order) for a, b in zip(c[::2], c[1::2], strict=True)] for c in columns]
         width *= 2
-    turned = [column[0] for column in columns]
-    # Interleaving the rows of each half with those of the other, as often as halves can be halved, turns them.
-    kind = vector(lanes, type_)
+    return _interleaved(f, [column[0] for column in columns], lanes, type_)
+
+
+def _interleaved(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]:
+    """Rows turned within pieces of as many elements: interleaving those of each half with those of the other, as often
+    as halves can be halved.
+    """
+    kind, size = vector(lanes, type_), len(rows)
     low = [at + i // 2 + lanes * (i % 2) for at in range(0, lanes, size) for i in range(size)]
     high = [i + size // 2 for i in low]
     for _ in range(size.bit_length() - 1):
-        pairs = list(zip(turned[: size // 2], turned[size // 2 :], strict=True))
-        turned = [shuffle(f, kind, a, b, order) for a, b in pairs for order in (low, high)]
-    return turned
+        pairs = list(zip(rows[: size // 2], rows[size // 2 :], strict=True))
+        rows = [shuffle(f, kind, a, b, order) for a, b in pairs for order in (low, high)]
+    return rows
 
 
 def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
@@ -319,12 +334,7 @@ def shuffle(f: Function, kind: str, a: str, b: str, order: list[int]) -> str:
 
 def interleave(f: Function, kind: str, lanes: int, a: str, b: str) -> str:
     """Lanes of two vectors by turns, in one of twice the length."""
-    return shuffle(f, kind, a, b, by_turns(lanes))
-
-
-def by_turns(lanes: int) -> list[int]:
-    """The order that takes the lanes of two vectors, or of the halves of one, by turns."""
-    return [i // 2 + lanes * (i % 2) for i in range(2 * lanes)]
+    return shuffle(f, kind, a, b, [i // 2 + lanes * (i % 2) for i in range(2 * lanes)])
 
 
 def _mangled(lanes: int, type_: str) -> str:
