@@ -344,6 +344,21 @@ def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[
             do(whole, n.mask(f, rest))
 
 
+def each_piece(f: Function, count: Value, size: int, do: Callable[[Value, Value], None]) -> None:
+    """Do something with so many elements, a few at a time: with the first of them, and how many there are."""
+    whole = f.mul(f.div(count, size), size)
+    if isinstance(whole, int) and whole <= 2 * size:
+        for first in range(0, whole, size):
+            do(first, size)
+    else:
+        with f.loop(0, whole, size) as at:
+            do(at, size)
+    rest = f.sub(count, whole)
+    if rest != 0:
+        with nullcontext() if isinstance(rest, int) else f.when(f.test("sgt", rest, 0)):
+            do(whole, rest)
+
+
 def _turn(
     m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int = 1, blank: bool = False,
     pairs: bool = False,
@@ -368,30 +383,27 @@ def _turn(
         mask = wide.window(f, 0, f.add(f.mul(f.sub(count, 1), step), 1))
         rows = []
         for i, channel in enumerate(channels):
-            at = f.at(source, f.add(channel, f.mul(first, together * step)), n.storage)
+            at = f.at(source, f.add(channel, f.mul(first, step)), n.storage)
             row = _thin(f, read, at, step, mask)
             if pairs:
                 row = f.op(f"bitcast {read.vector} {row} to {kind}")
             if blank and channels is not known:
                 row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
             rows.append(row)
+        entry = f.div(first, together)
         for i, row in enumerate(turn_pieces(f, rows, unit)):
             value = row if pairs else n.widen(f, row, n.lanes)
-            place = f.at(to, f.mul(f.add(first, i), pitch), element)
+            place = f.at(to, f.mul(f.add(entry, i), pitch), element)
             f.store(value, place, vector(n.lanes, element), size_of(element))
 
     known = [i * channel_step for i in range(n.lanes)]
-    branch = f.either(f.both(f.test("sge", pixels, together * n.lanes), f.test("sge", last, n.lanes - 1)))
-    for first in range(0, n.lanes, few):
+    side = together * n.lanes
+    branch = f.either(f.both(f.test("sge", pixels, side), f.test("sge", last, n.lanes - 1)))
+    for first in range(0, side, read.lanes):
         turn(first, read.lanes, known)
     f.otherwise(branch)
     there = [f.mul(f.min(last, i), channel_step) for i in range(n.lanes)]
-    whole = f.min(f.mul(f.div(pixels, read.lanes), few), n.lanes)
-    with f.loop(0, whole, few) as at:
-        turn(at, read.lanes, there)
-    rest = f.sub(pixels, f.mul(whole, together))
-    with f.when(f.both(f.test("slt", whole, n.lanes), f.test("sgt", rest, 0))):
-        turn(whole, rest, there)
+    each_piece(f, f.min(pixels, side), read.lanes, lambda first, count: turn(first, count, there))
     f.join(branch)
     return f
 

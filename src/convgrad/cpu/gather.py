@@ -9,7 +9,7 @@ from math import prod
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
-from .boxes import pack, unpack, write_rows, zero
+from .boxes import each_piece, pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
 from .nests import Gather, entry_steps
 from .numbers import Numbers, interleave, piece, size_of, turn_pieces
@@ -584,12 +584,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
                 place = f.at(to, f.mul(step, f.add(first, i)), plan.sum)
                 f.store(unit.widen(f, row, plan.lanes), place, n.vector, size_of(plan.sum))
 
-    whole = f.mul(f.div(count, few.lanes), few.lanes)
-    with f.loop(0, whole, few.lanes) as first:
-        turn(first, few.lanes)
-    rest = f.sub(count, whole)
-    with f.when(f.test("sgt", rest, 0)):
-        turn(whole, rest)
+    each_piece(f, count, few.lanes, turn)
     return f
 
 
@@ -611,13 +606,13 @@ def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
     for at in chain(*members):
         f.prefetch(f.at(source, f.add(at, plan.width * in_step + min(taps, plan.lanes) - 1), n.storage))
 
-    def turn(first: Value, count: int) -> None:
-        """The taps of a piece."""
+    def turn(first: Value, count: Value) -> None:
+        """Turn so many taps of a piece."""
         mask = few.window(f, 0, count)
         turned = []
         for member in members:
             rows = [few.load(f, f.at(source, f.add(at, first), n.storage), mask) for at in member]
-            turned.append([unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[:count]])
+            turned.append([unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[: int(count)]])
         for i, values in enumerate(zip(*turned, strict=True)):
             place = f.at(to, f.mul(f.add(first, i), step), plan.sum)
             if len(values) == 2:
@@ -626,15 +621,7 @@ def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
             else:
                 f.store(values[0], place, n.vector, size_of(plan.sum))
 
-    whole = taps // few.lanes * few.lanes
-    if whole <= 2 * few.lanes:
-        for first in range(0, whole, few.lanes):
-            turn(first, few.lanes)
-    else:
-        with f.loop(0, whole, few.lanes) as tap:
-            turn(tap, few.lanes)
-    if whole < taps:
-        turn(whole, taps - whole)
+    each_piece(f, taps, few.lanes, turn)
     return f
 
 
