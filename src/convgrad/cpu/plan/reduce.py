@@ -457,7 +457,7 @@ class Planner:
         x_lines = lines(span, [a.x_step for a in axes], x_channels, self.x_channel[1], size)
         y_lines = lines(self.box, [a.y_step for a in axes], y_channels, self.y_channel[1], size)
         regions = (x_lines, y_lines) if self.turned is None else (y_lines,)
-        self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box))
+        self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box) // (2 if self.pairs else 1))
         self.why.append("the next box is asked for while one is summed")
 
     def _made(self) -> Reduce:
