@@ -306,7 +306,8 @@ class Planner:
             steps = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)
             regions.append(lines(self.region, steps, channels, self.out_channel[1], self.out_size))
-        self.ahead = Ahead(tuple(regions), part * max(1, prod(self.region) // self.rows), self.chunk)
+        calls, steps = part * max(1, prod(self.region) // self.rows), self.chunk // (2 if self.pairs else 1)
+        self.ahead = Ahead(tuple(regions), calls, steps)
         self.why.append("the next box is asked for while one is computed")
 
     def _made(self) -> Gather:
