@@ -256,8 +256,9 @@ class Planner:
             lane_bytes, row_bytes = block * (2 if self.pairs else item), pitch(min(self.crow, 256), self.lanes) * item
             if self.strung and self.pairs:
                 row_bytes //= 2
-            elif self.pairs and not self.in_place and self.taps > 1 and self.crow >= 4 * self.lanes:
-                lane_bytes += LINE // 2  # what is spread, a part of a line for two pixels
+            elif self.pairs and not self.in_place and self.crow >= 4 * self.lanes:
+                # What is spread, a part of a line for two pixels.
+                lane_bytes += LINE if self.taps == 1 else LINE // 2
         channel = (self.x_channel if self.row_side == "x" else self.y_channel)[1]
         if self.lanes_in_place:
             lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
