@@ -497,6 +497,17 @@ def test_pieces_of_a_row_begin_with_lines_of_memory(wanted: str, stride: int, dt
         assert plan.box[-1] % line == 0
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("wanted", ["x", "y", "w"])
+def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtype: str) -> None:
+    text = f"{wanted} {dtype} n16 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc w@xio y@nxc"
+    plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
+    assert isinstance(plan, Gather | Reduce)
+    steps = plan.chunk // plan.width if isinstance(plan, Gather) else prod(plan.box) // (2 if plan.pairs else 1)
+    assert plan.ahead is not None
+    assert plan.ahead.each * plan.ahead.pause <= steps
+
+
 def test_small_problems_are_planned_for_one_thread() -> None:
     small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
     assert not isinstance(small, Declined)
