@@ -508,6 +508,23 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
     assert plan.ahead.each * plan.ahead.pause <= steps
 
 
+@pytest.mark.parametrize(("kernel", "stride"), [("1x1", "2x2"), ("1x2", "1x3"), ("3x3", "2x2")])
+def test_only_tiles_with_products_ask_for_the_next_box(kernel: str, stride: str) -> None:
+    text = f"x f32 n16 g1 cx64 cy64 x56x60 w{kernel} y28x20 s{stride} d1x1 p0x0 x@nxc w@xio y@nxc"
+    plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
+    assert isinstance(plan, Gather)
+    assert plan.ahead is not None
+    products = [phase.count for phase in plan.phases]
+    busy = [count for count in products if count]
+    assert products[: len(busy)] == busy
+    pixels = sum(
+        prod(max(0, min(b, w.box) - a) for a, b, w in zip(phase.starts, phase.stops, plan.walks, strict=True))
+        for phase in plan.phases
+        if phase.count
+    )
+    assert plan.ahead.calls <= ceil(plan.blocks / plan.block_groups) * ceil(pixels / plan.rows)
+
+
 def test_small_problems_are_planned_for_one_thread() -> None:
     small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
     assert not isinstance(small, Declined)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain, product
-from math import prod
 
 from .ahead import Fetch, slice_of
 from .ahead import tabulate as list_lines
 from .boxes import each_piece, pack, unpack, write_rows, zero
 from .ir import Function, Module, Value
-from .nests import Gather, entry_steps
+from .nests import Gather, busy_tiles, entry_steps
 from .numbers import Numbers, interleave, piece, size_of, turn_pieces
 from .target import LINE
 from .tiles import Tile, addresses, moved
@@ -248,7 +247,7 @@ class _Kernel:
                     there = f.at(tables, f.add(pixel, plan.pixels), "i64")
                     fetched: tuple[str, ...] = ()
                     if plan.ahead is not None:
-                        each = prod(plan.region) // plan.rows
+                        each = busy_tiles(plan.walks, plan.rows)
                         call = f.add(f.mul(index, each), f.div(pixel, plan.rows))
                         fetched = slice_of(f, plan.ahead, at[".lines"], call, bases)
                     arguments = (band, weights, mine, taps, count, here, there, place, bias, chunk, lanes)

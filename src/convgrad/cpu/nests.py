@@ -151,6 +151,11 @@ class Walk:
         return ceil(ceil(self.out / self.phi) / self.box)
 
 
+def busy_tiles(walks: tuple[Walk, ...], rows: int) -> int:
+    """Tiles of a box that have products: a stride may leave residues that no tap meets."""
+    return max(1, prod(w.box * len({s.residue for s in w.stretches if s.taps}) for w in walks) // rows)
+
+
 class Nest:
     """What all nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
 

@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..nests import Ahead, Declined, Fold, Gather, Plan, entry_steps, pitch, up
+from ..nests import Ahead, Declined, Fold, Gather, Plan, busy_tiles, entry_steps, pitch, up
 from ..target import LINE, Target
 from .cuts import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
 from .machine import (
@@ -303,11 +303,11 @@ class Planner:
         ]
         regions = [lines(spans, [q.stride for q in self.packs], self.chunk, self.in_channel[1], self.size)]
         if not self.stream and self.fold is None:
-            steps = [w.out_step for w in self.walks]
+            apart = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)
-            regions.append(lines(self.region, steps, channels, self.out_channel[1], self.out_size))
-        calls, steps = part * max(1, prod(self.region) // self.rows), self.chunk // (2 if self.pairs else 1)
-        self.ahead = Ahead(tuple(regions), calls, steps)
+            regions.append(lines(self.region, apart, channels, self.out_channel[1], self.out_size))
+        steps = self.chunk // (2 if self.pairs else 1)
+        self.ahead = Ahead(tuple(regions), part * busy_tiles(self.walks, self.rows), steps)
         self.why.append("the next box is asked for while one is computed")
 
     def _made(self) -> Gather:

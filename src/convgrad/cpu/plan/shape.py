@@ -201,7 +201,10 @@ def packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
 def phases_of(
     axes: tuple[Axis, ...], walks: tuple[Walk, ...], step: Sequence[int]
 ) -> tuple[tuple[Phase, ...], tuple[tuple[int, int], ...]]:
-    """The phases of the output and, in their order, the taps each meets: (which tap, elements into the band)."""
+    """The phases of the output and, in their order, the taps each meets: (which tap, elements into the band).
+
+    Those without taps are the last.
+    """
     phases: list[Phase] = []
     meetings: list[tuple[int, int]] = []
     for combo in product(*(w.stretches for w in walks)):
@@ -214,6 +217,7 @@ def phases_of(
         ends = zip(*((s.residue, s.start, s.stop) for s in combo), strict=True)
         phases.append(Phase(len(meetings), len(mine), *(tuple(e) for e in ends)))
         meetings += mine
+    phases.sort(key=lambda phase: phase.count == 0)
     return tuple(phases), tuple(meetings)
 
 
