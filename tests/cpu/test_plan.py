@@ -508,9 +508,12 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
     assert plan.ahead.each * plan.ahead.pause <= steps
 
 
-@pytest.mark.parametrize("sizes", ["x56x40 w1x1 y28x20 s2x2", "x28x60 w1x2 y28x20 s1x3", "x57x41 w3x3 y28x20 s2x2"])
-def test_only_tiles_with_products_ask_for_the_next_box(sizes: str) -> None:
-    text = f"x f32 n16 g1 cx64 cy64 {sizes} d1x1 p0x0 x@nxc w@xio y@nxc"
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "pad"),
+    [("56x40", "1x1", "2x2", 0), ("28x60", "1x2", "1x3", 0), ("56x40", "3x3", "2x2", 1)],
+)
+def test_only_tiles_with_products_ask_for_the_next_box(x: str, kernel: str, stride: str, pad: int) -> None:
+    text = f"x f32 n16 g1 cx64 cy64 x{x} w{kernel} y28x20 s{stride} d1x1 p{pad}x{pad} x@nxc w@xio y@nxc"
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
     assert plan.ahead is not None
