@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 from .ir import Function, Module, Value
 from .nests import Ahead
+from .target import LINE
 
 BURST = 4  # so few lines are asked for at once; more are spread over the products
 
@@ -44,6 +45,12 @@ def slice_of(f: Function, ahead: Ahead, table: str, call: Value, bases: Sequence
         base = f.op(f"select i1 {f.test('slt', call, first)}, ptr {base}, ptr {other}")
         first += slices
     return base, f.at(table, f.mul(call, ahead.each), "i64")
+
+
+def ask_for_run(f: Function, start: str, size: int) -> None:
+    """Ask for so many bytes that lie together, wherever they begin."""
+    for byte in (*range(0, size, LINE), size - 1):
+        f.prefetch(f.at(start, byte, "i8"))
 
 
 class Fetch:

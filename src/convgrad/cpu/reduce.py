@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 
-from .ahead import Fetch, slice_of, tabulate
+from .ahead import Fetch, ask_for_run, slice_of, tabulate
 from .boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
 from .gather import ARGUMENTS, Layout
 from .ir import Function, Module, Value
@@ -354,6 +354,11 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
     odd, rest = rest[: len(ends)], rest[len(ends) :]
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
     align = _align(plan)
+    places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)] if plan.direct else []
+    if plan.ahead is not None and not plan.stream and places:
+        with f.when(f.test("ne", rest[2], 0)):
+            for place in places:
+                ask_for_run(f, place, vectors * result.bytes)
     tile = _begin(f, plan, vectors, sums, fresh, align)
     walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     units = (plan.row_unit, plan.sum)
@@ -380,7 +385,6 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
                 tile.paired(in_rows(a), b, lane_align, f.op(f"and i32 {second}, {keep}"))
     if plan.direct:
         branch = f.either(f.test("ne", rest[2], 0))
-        places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)]
         write_rows(f, result, tile.values(), places, rest[1], accumulate=False, stream=plan.stream)
         f.otherwise(branch)
         _end(f, plan, tile, sums, align)
