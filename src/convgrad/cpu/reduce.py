@@ -17,6 +17,7 @@ from .numbers import Numbers, interleave, size_of
 from .target import LINE
 from .tiles import Tile
 
+MUCH = 1 << 16  # bytes of a tile's sums: so many would drive out what is needed before
 _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
 
 
@@ -484,31 +485,53 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
+            place = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
+            corner = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
+            if plan.ahead is not None and not plan.stream:
+                following = f.at(to, f.add(corner, plan.rows * row_step), n.storage)
+                _ask_for_sums(f, plan, n, following, tap_weights, lanes, turned=turn_all is not None)
             done: Value = 0
             if turn_all is not None:
                 # Rows of two tiles, or of two tasks, are written by both: they are the same, bit by bit.
                 done = f.mul(f.div(lanes, plan.lanes), plan.lanes)
-                place = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
                 with f.loop(0, done, plan.lanes) as lane:
-                    at = f.add(place, f.mul(f.add(f.mul(block, plan.block), lane), lane_step))
+                    at = f.add(corner, f.mul(lane, lane_step))
                     f.call(turn_all, f.at(tile, lane, plan.sum), f.at(to, at, n.storage))
-            with f.loop(0, plan.rows) as r:
-                channel = f.add(first, local, r)
-                with f.when(f.test("sge", channel, least)):
-                    place = f.add(f.mul(group, group_step), f.mul(channel, row_step))
-                    start = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
-                    row = f.at(tile, f.mul(r, plan.block), plan.sum)
-                    if turn is not None:
-                        with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
-                            source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
-                            to_here = f.at(to, f.add(start, f.mul(lane, lane_step), tap), n.storage)
-                            f.call(turn, source, to_here, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
-                    else:
-                        with f.loop(0, taps) as tap:
-                            offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
-                            tap_row = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
-                            _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), done, lanes)
+            with f.loop(0, plan.rows) as r, f.when(f.test("sge", f.add(first, local, r), least)):
+                start = f.add(corner, f.mul(r, row_step))
+                row = f.at(tile, f.mul(r, plan.block), plan.sum)
+                if turn is not None:
+                    with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
+                        source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
+                        to_here = f.at(to, f.add(start, f.mul(lane, lane_step), tap), n.storage)
+                        f.call(turn, source, to_here, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
+                else:
+                    with f.loop(0, taps) as tap:
+                        offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+                        tap_row = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
+                        _put_row(f, plan, n, tap_row, f.at(to, f.add(start, offset), n.storage), done, lanes)
     return f
+
+
+def _ask_for_sums(
+    f: Function, plan: Reduce, n: Numbers, to: str, tap_weights: str, lanes: Value, *, turned: bool
+) -> None:
+    """Ask for the memory of a tile's sums, unless it is much.
+
+    It is a run for each lane if they are turned, else one for each row if its lanes lie together.
+    """
+    _, row_step, lane_step = plan.w_strides
+    each = plan.rows * len(plan.taps) * size_of(n.storage)
+    if each * plan.block > MUCH:
+        return
+    if turned:
+        with f.loop(0, lanes) as lane:
+            ask_for_run(f, f.at(to, f.mul(lane, lane_step), n.storage), each)
+    elif lane_step == 1:
+        with f.loop(0, len(plan.taps)) as tap:
+            offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
+            for r in range(plan.rows):
+                ask_for_run(f, f.at(to, f.add(offset, r * row_step), n.storage), plan.vectors * n.bytes)
 
 
 def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
