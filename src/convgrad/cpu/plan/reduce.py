@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
 from itertools import product
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
@@ -48,6 +48,7 @@ from .shape import (
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
+FEW_SPREAD = 200  # and this, if they fall into all sets of the first-level cache
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 KEPT = 46  # a box whose lines do has fewer pixels, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
@@ -227,15 +228,22 @@ class Planner:
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
-        few = FEW_ROWS if self.turned is None else FEW_TURNED
+        few = FEW_ROWS
+        if self.turned is not None:
+            apart = self._apart("y" if row_side == "x" else "x")
+            few = FEW_SPREAD if gcd(apart, WAY) <= 4 * LINE else FEW_TURNED
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= few
         return rows, rows and lanes_lie and not self.pairs
 
     def _same_sets(self, side: str) -> bool:
         """Whether pixels of a side that are read one after another drive each other out of the first-level cache."""
-        last = self.shape.axes[-1]
-        apart = self.item * (last.x_step * last.stride if side == "x" else last.y_step)
+        apart = self._apart(side)
         return apart != 0 and apart % WAY == 0
+
+    def _apart(self, side: str) -> int:
+        """Bytes between pixels of a side that are read one after another."""
+        last = self.shape.axes[-1]
+        return self.item * (last.x_step * last.stride if side == "x" else last.y_step)
 
     def _strings(self, side: str) -> bool:
         """Whether a side that is not read in place can be packed channel by channel: its pixels lie together."""
