@@ -48,7 +48,8 @@ from .shape import (
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
-FEW_SPREAD = 200  # and this, if they are as long as lines and fall into all sets of the first-level cache
+FEW_SPREAD = 200  # and this, if they fall into all sets of the first-level cache
+FEW_SHORT = 12  # and this, if vectors are shorter than lines of memory
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 KEPT = 46  # a box whose lines do has fewer pixels, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
@@ -231,8 +232,9 @@ class Planner:
         few = FEW_ROWS
         if self.turned is not None:
             apart = self._apart("y" if row_side == "x" else "x")
-            spread = gcd(apart, WAY) <= 4 * LINE <= 4 * lanes * self.item
-            few = FEW_SPREAD if spread else FEW_TURNED
+            few = FEW_SPREAD if gcd(apart, WAY) <= 4 * LINE else FEW_TURNED
+            if lanes * self.item < LINE:
+                few = FEW_SHORT
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= few
         return rows, rows and lanes_lie and not self.pairs
 
