@@ -191,6 +191,22 @@ def test_read_only_memory_through_dlpack():
     assert caught.value.rule == "input_array"
 
 
+def test_what_can_only_be_read_as_a_copy_is_no_place_for_results():
+    class Copier(NewExporter):
+        def __dlpack__(self, *, max_version=None):
+            return self.array.__dlpack__(max_version=max_version, copy=True)
+
+    x, w = _pair()
+    assert np.array_equal(convgrad.convolution(Copier(x), w, **CALL), EXPECTED)
+    pending = torch._neg_view(torch.from_numpy(-x))
+    assert pending.is_neg()
+    assert np.array_equal(convgrad.convolution(pending, w, **CALL), EXPECTED)
+    for out in (Copier(np.zeros_like(EXPECTED)), torch._neg_view(torch.zeros(EXPECTED.shape))):
+        with pytest.raises(SpecError, match="only be read as a copy") as caught:
+            convgrad.convolution(x, w, out=out, **CALL)
+        assert caught.value.rule == "out_writable"
+
+
 def test_wrong_exports_are_refused():
     x, w = _pair()
 

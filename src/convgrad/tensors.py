@@ -23,7 +23,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def open_array(value: Any, name: str) -> Array:
-    """A NumPy view of a tensor in CPU memory. No copy, whatever the strides."""
+    """A NumPy view of a tensor in CPU memory, whatever the strides.
+
+    A few tensors can only be read as copies (PyTorch's with a pending sign, say): those are read-only.
+    """
     if isinstance(value, np.ndarray):
         array: Array = value
     elif _is_torch(value):
@@ -70,7 +73,8 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
 def check_out(array: Array) -> None:
     """A result can be written into an array if every element has an address of its own."""
     if not array.flags.writeable:
-        raise broken("out_writable", "out", "a read-only array")
+        got = "one that is read-only, or can only be read as a copy"
+        raise broken("out_writable", "out", got, hint="give a plain one")
     if overlaps(array.shape, array.strides, array.itemsize):
         raise broken("out_overlap", "out", f"strides {array.strides} for shape {array.shape}")
 
@@ -123,12 +127,15 @@ def _open_torch(tensor: Any, name: str) -> Array:
     if tensor.layout is not torch.strided:
         raise broken("input_array", name, f"a tensor of layout {tensor.layout}", hint="make it dense with .to_dense()")
     try:
+        copied = tensor.is_neg() or tensor.is_conj()
         tensor = tensor.detach().resolve_conj().resolve_neg()
         array: Array
         if tensor.dtype is torch.bfloat16:
             array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         else:
             array = tensor.numpy()
+        if copied:
+            array.flags.writeable = False
     except (TypeError, RuntimeError):
         # Types that NumPy has no name for, and tensors without values (of a trace, say).
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
@@ -153,7 +160,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _DLVersioned(ctypes.Structure):
-    """A managed tensor since DLPack 1.0, which can say that it must not be written to."""
+    """A managed tensor since DLPack 1.0, which can say that it must not be written to, or is a copy."""
 
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -174,7 +181,7 @@ class _Memory:
 
 
 _CPU_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
-_READ_ONLY = 1
+_READ_ONLY, _COPIED = 1, 2
 _KINDS = {0: "i", 1: "u", 2: "f"}  # DLPack's type code → NumPy's letter
 _BFLOAT = 4
 
@@ -221,14 +228,14 @@ def _capsule(value: Any) -> object:
 
 
 def _read_capsule(capsule: object, name: str) -> tuple[_DLTensor, bool]:
-    """The description in a capsule, and whether it forbids writing."""
+    """The description in a capsule, and whether writing is forbidden, or would be lost."""
     valid, pointer = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
     valid.restype, valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     if valid(capsule, b"dltensor_versioned"):
         address = pointer(capsule, b"dltensor_versioned")
         managed = ctypes.cast(address, ctypes.POINTER(_DLVersioned)).contents
-        return managed.tensor, bool(managed.flags & _READ_ONLY)
+        return managed.tensor, bool(managed.flags & (_READ_ONLY | _COPIED))
     if valid(capsule, b"dltensor"):
         return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents, False
     raise broken("input_array", name, f"a DLPack export of type {type(capsule).__name__} that is none")
