@@ -52,6 +52,9 @@ NAMED = {
     "three channels in pairs": "y bf16 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2 x@nxc y@nxc",
     "three channels in pairs, lying apart": "y bf16 n2 g1 cx3 cy20 x17x23 w5x5 y9x12 s2x2 d1x1 p2x2",
     "seven channels in pairs": "x bf16 n1 g1 cx40 cy7 x11x31 w3x3 y11x31 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "pairs under taps that lie evenly apart": "w bf16 n1 g1 cx20 cy33 x9x15 w3x4 y9x15 s1x1 d2x4 p2x6 x@nxc y@nxc",
+    "pairs under such taps, an odd border": "w bf16 n3 g1 cx33 cy20 x9x16 w3x3 y9x15 s1x1 d1x2 p1x1 x@nxc y@nxc",
+    "pairs under such taps, in boxes": "w bf16 n1 g1 cx65 cy48 x7x1001 w1x3 y7x961 s1x1 d1x20 p0x0 x@nxc y@nxc",
     "pairs of wide rows": "w bf16 n2 g1 cx33 cy64 x11x259 w3x3 y11x259 s1x1 d1x1 p1x1",
     "pairs of images": "w bf16 n6 g1 cx20 cy33 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "pairs of images, over a stride": "w bf16 n4 g2 cx9 cy20 x13x9 w3x3 y7x5 s2x2 d1x1 p1x1 x@nxc y@nxc accumulate",
@@ -319,6 +322,9 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pairs joined where channels lie together": _reduce(lambda r: "channels" in (r.joining("x"), r.joining("y"))),
     "pairs moved where they lie together": _reduce(lambda r: "pixels" in (r.joining("x"), r.joining("y"))),
     "pairs by way of a copy": _reduce(lambda r: "copy" in (r.joining("x"), r.joining("y"))),
+    "pairs under taps that lie evenly apart": _reduce(
+        lambda r: r.pairs and r.x_join == (1, 2) and not r.in_place and r.x_packs[3].count > r.box[3] + 1
+    ),
     "pairs of images": _reduce(lambda r: r.pairs and r.sizes_y[-1] == 2 and r.sizes_y[0] > 1),
     "pairs of images, channels first": _reduce(lambda r: r.twins and r.strings("x") and r.joining("y") == "twins"),
     "pairs of images, rows of y": _reduce(lambda r: r.twins and r.strings("y") and r.joining("x") == "twins"),

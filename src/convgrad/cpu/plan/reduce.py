@@ -425,9 +425,11 @@ class Planner:
         next_ = self.walks[-1].stride_in_band
         if self.pairs:
             # A last pixel of y without a partner gets a zero. Where rows are packed as they lie, any two neighbours are
-            # a pair; else where taps lie beside each other along a row, every pixel of x is the first of one; else
+            # a pair; else where taps lie an odd number of pixels apart, every pixel of x is the first of one; else
             # every other pixel.
-            self.x_join = (0, 1) if x_strung else (next_, 2 * next_ if axes[-1].k == 1 else 1)
+            last = axes[-1]
+            evenly = last.stride == 1 and last.dilation % 2 == 0 and len(self.x_packs[-1].offsets) == 1
+            self.x_join = (0, 1) if x_strung else (next_, 2 * next_ if last.k == 1 or evenly else 1)
             self.y_join = (0, 1) if y_strung else (1, 2)
             *y_outer, y_last = self.y_packs
             *x_outer, x_last = self.x_packs
@@ -443,8 +445,10 @@ class Planner:
         if self.pairs:
             self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
             self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else self.y_join[1])
-        _, meetings = phases_of(axes, self.walks, x_steps)
-        self.entries = tuple(entry for _, entry in meetings)
+        # An entry holds the pixels of a pair, if there is one for every other pixel of a row.
+        join = 1 if x_in_place else self.x_join[1]
+        _, meetings = phases_of(axes, self.walks, [*(join * s for s in x_steps[:-1]), x_steps[-1]])
+        self.entries = tuple(entry // join for _, entry in meetings)
 
     def _use_caches(self) -> None:
         """What is written past the caches, and what is asked for ahead."""
