@@ -212,7 +212,8 @@ def _run(
         # Channels lie apart and pixels together: turn squares. A short last square writes garbage beyond the run, which
         # whatever comes next overwrites.
         if twin is None:
-            turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank)
+            whole = known is not None and known % n.lanes == 0
+            turn = _turn(m, f"{name}_turn", n, channel_step, pitch, step, blank, whole=whole)
         else:
             turn = _turn_twins(m, f"{name}_turn", n, channel_step, pitch, step, twin)
         last = f.sub(channels, 1)
@@ -361,10 +362,10 @@ def each_piece(f: Function, count: Value, size: int, do: Callable[[Value, Value]
 
 def _turn(
     m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int = 1, blank: bool = False,
-    pairs: bool = False,
+    pairs: bool = False, whole: bool = False,
 ) -> Function:  # fmt: skip
     """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
-    are zeros if `blank`.
+    are zeros if `blank`; `whole` says that there are none.
 
     Pixels lie `step` apart: a longer vector is read and thinned out. A few are turned at a time, no more than there
     are, and then widened. With `pairs`, two neighbours of 16 bits are turned as one number of 32.
@@ -398,11 +399,12 @@ def _turn(
 
     known = [i * channel_step for i in range(n.lanes)]
     side = together * n.lanes
-    branch = f.either(f.both(f.test("sge", pixels, side), f.test("sge", last, n.lanes - 1)))
+    full = f.test("sge", pixels, side)
+    branch = f.either(full if whole else f.both(full, f.test("sge", last, n.lanes - 1)))
     for first in range(0, side, read.lanes):
         turn(first, read.lanes, known)
     f.otherwise(branch)
-    there = [f.mul(f.min(last, i), channel_step) for i in range(n.lanes)]
+    there = known if whole else [f.mul(f.min(last, i), channel_step) for i in range(n.lanes)]
     each_piece(f, f.min(pixels, side), read.lanes, lambda first, count: turn(first, count, there))
     f.join(branch)
     return f
