@@ -22,22 +22,28 @@ from .spec.table import EXTENDED_DTYPES
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def open_array(value: Any, name: str) -> Array:
+def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     """A NumPy view of a tensor in CPU memory, whatever the strides.
 
-    A few tensors can only be read as copies (PyTorch's with a pending sign, say): those are read-only.
+    A few tensors can only be read as copies (PyTorch's with a pending sign, say): those are read-only, or refused
+    without `copies`.
     """
+    copied = False
     if isinstance(value, np.ndarray):
         array: Array = value
     elif _is_torch(value):
-        array = _open_torch(value, name)
+        array, copied = _open_torch(value, name)
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        array = _open_dlpack(value, name)
+        array, copied = _open_dlpack(value, name)
     else:
         raise broken("input_array", name, type(value).__name__, hint="make one with numpy.asarray(..., numpy.float32)")
     if not array.dtype.isnative:
         hint = "convert it with a.astype(a.dtype.newbyteorder('='))"
         raise broken("byte_order", name, array.dtype.str, hint=hint)
+    if copied:
+        if not copies:
+            raise broken("input_array", name, "one that can only be read as a copy", hint="give a plain one")
+        array.flags.writeable = False
     return array
 
 
@@ -120,7 +126,8 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 
 
-def _open_torch(tensor: Any, name: str) -> Array:
+def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
+    """A view of a tensor, and whether it is one of a copy."""
     torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu":
         raise broken("input_device", name, f"a tensor on {tensor.device}", hint="move it with .cpu()")
@@ -134,12 +141,10 @@ def _open_torch(tensor: Any, name: str) -> Array:
             array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         else:
             array = tensor.numpy()
-        if copied:
-            array.flags.writeable = False
     except (TypeError, RuntimeError):
         # Types that NumPy has no name for, and tensors without values (of a trace, say).
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
-    return array
+    return array, copied
 
 
 class _DLTensor(ctypes.Structure):
@@ -186,8 +191,10 @@ _KINDS = {0: "i", 1: "u", 2: "f"}  # DLPack's type code → NumPy's letter
 _BFLOAT = 4
 
 
-def _open_dlpack(value: Any, name: str) -> Array:
-    """A view through DLPack. NumPy's own reader refuses bf16, so the capsule is read here and left unconsumed."""
+def _open_dlpack(value: Any, name: str) -> tuple[Array, bool]:
+    """A view through DLPack, and whether it is one of a copy. NumPy's own reader refuses bf16, so the capsule is read
+    here and left unconsumed.
+    """
     try:
         device = tuple(map(int, value.__dlpack_device__()))
         if device[0] in _CPU_DEVICES:
@@ -196,7 +203,7 @@ def _open_dlpack(value: Any, name: str) -> Array:
         raise broken("input_array", name, f"{type(value).__name__}, whose export fails: {error}") from None
     if device[0] not in _CPU_DEVICES:
         raise broken("input_device", name, f"a tensor on DLPack device {device}")
-    tensor, read_only = _read_capsule(capsule, name)
+    tensor, flags = _read_capsule(capsule, name)
     bits = int(tensor.bits)
     letter = "u" if tensor.code == _BFLOAT and bits == 16 else _KINDS.get(tensor.code)
     if letter is None or tensor.lanes != 1 or bits not in (8, 16, 32, 64) or (letter, bits) == ("f", 8):
@@ -209,14 +216,14 @@ def _open_dlpack(value: Any, name: str) -> Array:
     else:
         strides = tuple(tensor.strides[i] * stored.itemsize for i in range(tensor.ndim)) if tensor.strides else None
         interface = {
-            "data": (tensor.data + tensor.offset, read_only),
+            "data": (tensor.data + tensor.offset, bool(flags & _READ_ONLY)),
             "shape": shape,
             "strides": strides,
             "typestr": stored.str,
             "version": 3,
         }
         array = np.asarray(_Memory((value, capsule), interface))
-    return array.view(ml_dtypes.bfloat16) if tensor.code == _BFLOAT else array
+    return array.view(ml_dtypes.bfloat16) if tensor.code == _BFLOAT else array, bool(flags & _COPIED)
 
 
 def _capsule(value: Any) -> object:
@@ -227,17 +234,17 @@ def _capsule(value: Any) -> object:
         return value.__dlpack__()
 
 
-def _read_capsule(capsule: object, name: str) -> tuple[_DLTensor, bool]:
-    """The description in a capsule, and whether writing is forbidden, or would be lost."""
+def _read_capsule(capsule: object, name: str) -> tuple[_DLTensor, int]:
+    """The description in a capsule, and its flags."""
     valid, pointer = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
     valid.restype, valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     if valid(capsule, b"dltensor_versioned"):
         address = pointer(capsule, b"dltensor_versioned")
         managed = ctypes.cast(address, ctypes.POINTER(_DLVersioned)).contents
-        return managed.tensor, bool(managed.flags & (_READ_ONLY | _COPIED))
+        return managed.tensor, managed.flags
     if valid(capsule, b"dltensor"):
-        return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents, False
+        return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents, 0
     raise broken("input_array", name, f"a DLPack export of type {type(capsule).__name__} that is none")
 
 

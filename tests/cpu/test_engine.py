@@ -54,6 +54,7 @@ NAMED = {
     "seven channels in pairs": "x bf16 n1 g1 cx40 cy7 x11x31 w3x3 y11x31 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "pairs under taps that lie evenly apart": "w bf16 n1 g1 cx20 cy33 x9x15 w3x4 y9x15 s1x1 d2x4 p2x6 x@nxc y@nxc",
     "pairs under such taps, an odd border": "w bf16 n3 g1 cx33 cy20 x9x16 w3x3 y9x15 s1x1 d1x2 p1x1 x@nxc y@nxc",
+    "pairs under such taps, a run for each": "w bf16 n3 g1 cx20 cy33 x17 w3 y5 s1 d6 p0 x@nxc y@nxc",
     "pairs under such taps, in boxes": "w bf16 n1 g1 cx65 cy48 x7x1001 w1x3 y7x961 s1x1 d1x20 p0x0 x@nxc y@nxc",
     "pairs of wide rows": "w bf16 n2 g1 cx33 cy64 x11x259 w3x3 y11x259 s1x1 d1x1 p1x1",
     "pairs of images": "w bf16 n6 g1 cx20 cy33 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",

@@ -517,15 +517,34 @@ def test_only_tiles_with_products_ask_for_the_next_box(x: str, kernel: str, stri
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
     assert plan.ahead is not None
-    products = [phase.count for phase in plan.phases]
-    busy = [count for count in products if count]
-    assert products[: len(busy)] == busy
     pixels = sum(
         prod(max(0, min(b, w.box) - a) for a, b, w in zip(phase.starts, phase.stops, plan.walks, strict=True))
         for phase in plan.phases
         if phase.count
     )
     assert plan.ahead.calls <= ceil(plan.blocks / plan.block_groups) * ceil(pixels / plan.rows)
+
+
+def test_phases_without_products_are_the_last() -> None:
+    plan = make_plan(Problem.parse("x f32 n16 g1 cx64 cy64 x55x39 w1x1 y28x20 s2x2 d1x1 p1x1"), TARGETS["native"], 2)
+    assert isinstance(plan, Gather)
+    assert [phase.count for phase in plan.phases] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("width", "pixels", "channels", "in_place"),
+    [
+        *((64, "56x56", 100, True), (64, "64x64", 100, False), (64, "64x64", 40, True), (64, "56x56", 256, False)),
+        *((32, "56x56", 100, False), (32, "56x56", 40, False), (32, "56x56", 8, True)),
+    ],
+)
+def test_few_channels_are_read_where_they_lie(width: int, pixels: str, channels: int, in_place: bool) -> None:
+    """Fewer where vectors are shorter than lines of memory, or lines share a set of the first-level cache."""
+    machine = Target("made up", "x86_64-unknown-linux-gnu", "x86-64", "", width, 32)
+    text = f"x f32 n4 g1 cx{channels} cy64 x{pixels} w1x1 y{pixels} s1x1 d1x1 p0x0"
+    plan = make_plan(Problem.parse(text), machine, 2)
+    assert isinstance(plan, Reduce)
+    assert plan.lanes_in_place == in_place
 
 
 def test_small_problems_are_planned_for_one_thread() -> None:

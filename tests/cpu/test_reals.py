@@ -30,6 +30,7 @@ NAMED = {
     "depthwise": "y f32 n2 g40 cx1 cy1 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "depthwise weights": "w f32 n2 g40 cx1 cy1 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1",
     "bf16": "x bf16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "bf16 weights of one tap": "w bf16 n4 g1 cx64 cy64 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc y@nxc",
     "bf16 weights": "w bf16 n3 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 out:f32",
     "f16": "y f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1 accumulate",
     "f16 weights": "w f16 n2 g1 cx32 cy34 x13x13 w3x3 y13x13 s1x1 d1x1 p1x1",

@@ -420,6 +420,8 @@ def test_memory_of_tensors():
         tensor.set_data_handle(np.zeros(9, np.float32))
     with refused("invalid_arguments", "float64"):
         Tensor(lt(0, (2, 3)), None, np.zeros((2, 3)))
+    with refused("invalid_arguments", "only be read as a copy"):
+        Tensor(lt(0, (2, 3)), None, torch._neg_view(torch.zeros(2, 3)))
     with refused("invalid_arguments", "has no memory"):
         Tensor(lt(0, -1)).array  # noqa: B018
     with refused("invalid_arguments", "NumPy array"):

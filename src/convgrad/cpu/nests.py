@@ -72,14 +72,15 @@ class Met(NamedTuple):
 
 @dataclass(frozen=True)
 class Ahead:
-    """Lines of memory that are asked for while something else is computed: a slice of them in each call of the tile.
+    """Lines of memory that are asked for while something else is computed: a slice in each call of a tile that has
+    products.
 
     A region is the lines of a box in one tensor: (how many, bytes between them), outermost first.
     """
 
     regions: tuple[tuple[tuple[int, int], ...], ...]
     calls: int
-    steps: int  # products in a row that a call takes
+    steps: int  # steps of a call, each of a product or a pair of them, for one tap at least
 
     @property
     def each(self) -> int:

@@ -264,14 +264,14 @@ def any_lane(f: Function, lanes: int, bits: str) -> str:
 
 
 def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]:
-    """Rows in vectors of so many lanes, turned: for each element of a row a vector with that of each row.
+    """Vectors of so many lanes, turned: for each element of a row a vector with that of each row.
 
-    Rows are a power of two, and have as many elements. With more lanes a vector holds several rows, one after another;
-    `row_order` says which.
+    A row has as many elements as there are vectors, a power of two. With more lanes a vector holds several rows, one
+    after another; `row_order` says which.
     """
     kind, many = vector(lanes, type_), len(rows)
     size = piece(many, type_)
-    # First within pieces, then groups of rows exchange pieces; each has blocks of vectors, which have ever fewer.
+    # First within pieces; then groups of vectors, whose blocks have the same elements, exchange pieces two by two.
     groups = [[_interleaved(f, rows[i : i + size], lanes, type_)] for i in range(0, many, size)]
     part = many
     while len(groups) > 1:
@@ -281,7 +281,7 @@ def transpose(f: Function, rows: list[str], lanes: int, type_: str) -> list[str]
             for pairs in (list(zip(a, b, strict=True)) for a, b in zip(groups[::2], groups[1::2], strict=True))
         ]
         part //= 2
-    return [vector_ for block in groups[0] for vector_ in block]
+    return [turned for block in groups[0] for turned in block]
 
 
 def row_order(many: int, parts: int, type_: str) -> list[list[int]]:
@@ -291,7 +291,7 @@ def row_order(many: int, parts: int, type_: str) -> list[list[int]]:
 
 
 def piece(lanes: int, type_: str) -> int:
-    """Elements of a vector that `turn_pieces` takes from a row: those of 16 bytes, within which shuffles are quick."""
+    """Elements of a row that are turned together: those of 16 bytes, within which shuffles are quick."""
     return min(16 // size_of(type_), lanes)
 
 

@@ -488,7 +488,7 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
             place = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
             corner = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
             if plan.ahead is not None and not plan.stream:
-                following = f.at(to, f.add(corner, plan.rows * row_step), n.storage)
+                following = f.at(to, f.add(corner, plan.rows * row_step), n.storage)  # the tile that is next
                 _ask_for_sums(f, plan, n, following, tap_weights, lanes, turned=turn_all is not None)
             done: Value = 0
             if turn_all is not None:

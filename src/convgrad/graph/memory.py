@@ -115,7 +115,7 @@ def view(logical: LogicalTensor, handle: Any) -> Array:
     dtype = NUMPY.get(logical.dtype)
     if logical.strides is None or logical.shape is None or dtype is None:
         raise refuse("handle", name, expected=f"given later: {logical.tell()} has no known strides yet")
-    array = open_array(handle, name)
+    array = open_array(handle, name, copies=False)
     steps = tuple(s * dtype.itemsize for s in logical.strides)
     if array.dtype == dtype and array.shape == logical.shape:
         if array.size and settle(array.shape, array.strides) != settle(logical.shape, steps):

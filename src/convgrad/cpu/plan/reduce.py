@@ -48,7 +48,7 @@ from .shape import (
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
-FEW_SPREAD = 200  # and this, if they fall into all sets of the first-level cache
+FEW_SPREAD = 200  # and this, if blocks of four fall into all sets of the first-level cache
 FEW_SHORT = 12  # and this, if vectors are shorter than lines of memory
 WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 KEPT = 46  # a box whose lines do has fewer pixels, if few products are made of each
@@ -244,7 +244,7 @@ class Planner:
         return apart != 0 and apart % WAY == 0
 
     def _apart(self, side: str) -> int:
-        """Bytes between pixels of a side that are read one after another."""
+        """Bytes between what is read one after another of a side that need not be converted."""
         last = self.shape.axes[-1]
         return self.item * (last.x_step * last.stride if side == "x" else last.y_step)
 
@@ -268,7 +268,7 @@ class Planner:
             if self.strung and self.pairs:
                 row_bytes //= 2
             elif self.pairs and not self.in_place and self.crow >= 4 * self.lanes:
-                # What is spread, a part of a line for two pixels.
+                # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
                 lane_bytes += LINE if self.taps == 1 else LINE // 2
         channel = (self.x_channel if self.row_side == "x" else self.y_channel)[1]
         if self.lanes_in_place:
@@ -425,8 +425,7 @@ class Planner:
         next_ = self.walks[-1].stride_in_band
         if self.pairs:
             # A last pixel of y without a partner gets a zero. Where rows are packed as they lie, any two neighbours are
-            # a pair; else where taps lie an odd number of pixels apart, every pixel of x is the first of one; else
-            # every other pixel.
+            # a pair; else every pixel of x is the first of one, or every other if all taps lie evenly apart.
             last = axes[-1]
             evenly = last.stride == 1 and last.dilation % 2 == 0 and len(self.x_packs[-1].offsets) == 1
             self.x_join = (0, 1) if x_strung else (next_, 2 * next_ if last.k == 1 or evenly else 1)
@@ -445,7 +444,7 @@ class Planner:
         if self.pairs:
             self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
             self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else self.y_join[1])
-        # An entry holds the pixels of a pair, if there is one for every other pixel of a row.
+        # Along a row taps are pixels apart, and entries may be pairs of pixels.
         join = 1 if x_in_place else self.x_join[1]
         _, meetings = phases_of(axes, self.walks, [*(join * s for s in x_steps[:-1]), x_steps[-1]])
         self.entries = tuple(entry // join for _, entry in meetings)
