@@ -9,6 +9,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -535,3 +536,31 @@ def test_a_misspelt_attribute_is_named_rather_than_the_one_that_is_missing():
     src, weights = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
     with pytest.raises(convgrad.SpecError, match=r"stride is no attribute.*did you mean 'strides'"):
         convgrad.convolution(src, weights, stride=1, pads_begin=1, pads_end=1, dilations=1)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_which_kernels_fit_is_told(stride, dilation):
+    """All of them, and nothing where none does."""
+    for size, kernel, pad, outputs in product((5, 9), (1, 2, 4), (0, 2), range(1, 9)):
+        room = size + 2 * pad - 1
+        spans = {k: (k - 1) * dilation for k in range(1, 20)}
+        fits = [k for k, span in spans.items() if span <= room and (room - span) // stride + 1 == outputs]
+        if kernel in fits or spans[kernel] > room:
+            continue
+        src, diff_dst = np.ones((1, size, 1), np.float32), np.ones((1, outputs, 1), np.float32)
+        with pytest.raises(SpecError) as caught:
+            convgrad.convolution_backward_weights(
+                src, diff_dst, (kernel, 1, 1), strides=stride, pads_begin=pad, pads_end=pad, dilations=dilation
+            )
+        _, _, hint = str(caught.value).partition("; ")
+        allowed = f"may have {fits[0]} to {fits[-1]}" if len(fits) > 1 else f"must have {fits[0]}" if fits else ""
+        assert hint == (f"diff_weights {allowed} there" if fits else "")
+
+
+@pytest.mark.parametrize("kind", ["ConvolutionBackwardData", "ConvolutionBackwardWeights"])
+def test_nothing_is_told_of_sizes_that_padding_follows(kind):
+    call = valid(OPS[kind]).with_attributes(auto_pad="SAME_UPPER")
+    with pytest.raises(SpecError, match=r"must be .* on spatial axis") as caught:
+        _make(call, kind)
+    assert "there" not in str(caught.value)

@@ -119,7 +119,9 @@ def bind(
                 formula = f"{stride[axis]} * ({sizes['y'][axis]} - 1) + {span[axis]} - {begin[axis]} - {end[axis]}"
                 formula += f" + {extra[axis]}" if extra[axis] else ""
                 raise broken("output_size", "padding", axis=axis, formula=f"{formula} = {size}")
-    _check_windows(op, sizes, w.kernel, span, stride, dilation, begin, end, source)
+    # Padding that follows from the sizes would follow other ones, too: nothing is told of those that fit.
+    told = not auto.startswith("SAME")
+    _check_windows(op, sizes, w.kernel, span, stride, dilation, begin, end, source, told)
     if "y" not in sizes:
         pads = tuple(b + e for b, e in zip(begin, end, strict=True))
         sizes["y"] = window_sizes(sizes["x"], w.kernel, stride, dilation, pads)
@@ -352,8 +354,9 @@ def _check_windows(
     begin: Ints,
     end: Ints,
     source: str,
+    told: bool,
 ) -> None:
-    """The sizes of x and y must belong together."""
+    """The sizes of x and y must belong together. Which would fit instead is told if that is known."""
     pads = tuple(b + e for b, e in zip(begin, end, strict=True))
     small = window_sizes(sizes["x"], kernel, stride, dilation, pads)
     big_name = source if op.wanted == "x" and source else op.arg("x").name
@@ -366,14 +369,18 @@ def _check_windows(
             formula = (
                 f"({size} + {begin[axis]} + {end[axis]} - {span[axis]}) // {stride[axis]} + 1 for {big_name} of {size}"
             )
-            hint = ""
-            if op.wanted == "x":
-                least = stride[axis] * (sizes["y"][axis] - 1) + span[axis] - pads[axis]
-                most = least + stride[axis] - 1
-                allowed = f"may have {least} to {most}" if most > least else f"must have {least}"
-                hint = f"{op.output.name} {allowed} there"
             name = op.arg("y").name
             got = sizes["y"][axis]
+            least, most = 1, 0
+            if op.wanted == "x":
+                least = stride[axis] * (got - 1) + span[axis] - pads[axis]
+                most = least + stride[axis] - 1
+            elif op.wanted == "w":
+                longest = size + pads[axis] - stride[axis] * (got - 1)  # from the first element to the last
+                least = max(1, (longest - stride[axis] + dilation[axis] - 1) // dilation[axis] + 1)
+                most = (longest - 1) // dilation[axis] + 1
+            allowed = f"may have {least} to {most}" if most > least else f"must have {least}"
+            hint = f"{op.output.name} {allowed} there" if told and most >= least else ""
             raise broken("spatial_sizes", name, got, hint=hint, expected=small[axis], axis=axis, formula=formula)
 
 
