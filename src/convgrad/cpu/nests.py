@@ -22,7 +22,10 @@ from dataclasses import dataclass, field, fields
 from math import ceil, prod
 from typing import NamedTuple
 
+from ..dtypes import DTYPES
 from ..spec.problem import Ints
+
+MUCH = 1 << 16  # bytes of a tile's sums
 
 
 def up(value: int, step: int) -> int:
@@ -495,6 +498,14 @@ class Reduce(Nest):
     def direct(self) -> bool:
         """Whether tiles write whole sums themselves: one tap, vectors that lie together, boxes one after another."""
         return 1 == self.slices == len(self.taps) == self.w_strides[2] and not (self.share or self.accumulate)
+
+    @property
+    def asks_for_results(self) -> bool:
+        """Whether the memory of a tile's sums is asked for before they are written: it is not written past the caches,
+        and not so much that it would drive out what is needed before.
+        """
+        size = self.rows * self.block * len(self.taps) * DTYPES[self.out_dtype].size
+        return self.ahead is not None and not self.stream and size <= MUCH
 
     def lies(self, side: str) -> bool:
         """Whether a side is read where it lies."""

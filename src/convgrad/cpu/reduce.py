@@ -17,7 +17,6 @@ from .numbers import Numbers, interleave, size_of
 from .target import LINE
 from .tiles import Tile
 
-MUCH = 1 << 16  # bytes of a tile's sums: so many would drive out what is needed before
 _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
 
 
@@ -356,7 +355,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> 
     fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
     align = _align(plan)
     places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)] if plan.direct else []
-    if plan.ahead is not None and not plan.stream and places:
+    if plan.asks_for_results and places:
         with f.when(f.test("ne", rest[2], 0)):
             for place in places:
                 ask_for_run(f, place, vectors * result.bytes)
@@ -487,7 +486,7 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
             place = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
             corner = f.add(place, f.mul(f.mul(block, plan.block), lane_step))
-            if plan.ahead is not None and not plan.stream:
+            if plan.asks_for_results:
                 following = f.at(to, f.add(corner, plan.rows * row_step), n.storage)  # the tile that is next
                 _ask_for_sums(f, plan, n, following, tap_weights, lanes, turned=turn_all is not None)
             done: Value = 0
@@ -516,15 +515,12 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
 def _ask_for_sums(
     f: Function, plan: Reduce, n: Numbers, to: str, tap_weights: str, lanes: Value, *, turned: bool
 ) -> None:
-    """Ask for the memory of a tile's sums, unless it is much.
-
-    It is a run for each lane if they are turned, else one for each row if its lanes lie together.
+    """Ask for the memory of a tile's sums: a run for each lane if they are turned, else one for each row if its lanes
+    lie together.
     """
     _, row_step, lane_step = plan.w_strides
-    each = plan.rows * len(plan.taps) * size_of(n.storage)
-    if each * plan.block > MUCH:
-        return
     if turned:
+        each = plan.rows * len(plan.taps) * size_of(n.storage)
         with f.loop(0, lanes) as lane:
             ask_for_run(f, f.at(to, f.mul(lane, lane_step), n.storage), each)
     elif lane_step == 1:

@@ -229,14 +229,17 @@ class Planner:
             rows = False  # half of each line would be used, or lines so far apart drive each other out
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
-        few = FEW_ROWS
-        if self.turned is not None:
-            apart = self._apart("y" if row_side == "x" else "x")
-            few = FEW_SPREAD if gcd(apart, WAY) <= 4 * LINE else FEW_TURNED
-            if lanes * self.item < LINE:
-                few = FEW_SHORT
-        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= few
+        lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= self._few(row_side, lanes)
         return rows, rows and lanes_lie and not self.pairs
+
+    def _few(self, row_side: str, lanes: int) -> int:
+        """For how many rows of a side the other one is read where it lies."""
+        if self.turned is None:
+            return FEW_ROWS
+        if lanes * self.item < LINE:
+            return FEW_SHORT
+        apart = self._apart("y" if row_side == "x" else "x")
+        return FEW_SPREAD if gcd(apart, WAY) <= 4 * LINE else FEW_TURNED
 
     def _same_sets(self, side: str) -> bool:
         """Whether pixels of a side that are read one after another drive each other out of the first-level cache."""
