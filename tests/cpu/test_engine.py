@@ -266,6 +266,8 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "weights packed by who needs them, for many boxes": _gather(lambda g: g.own and g.boxes > 1 and g.chunks > 1),
     "weights packed by who needs them, input in place": _gather(lambda g: g.own and g.in_place and g.chunks > 1),
     "weights packed by who needs them, asking ahead": _gather(lambda g: g.own and g.ahead is not None),
+    "weights packed by who needs them, asking for more": _gather(lambda g: g.weights_apart > 0 and g.boxes > 1),
+    "weights packed by who needs them, for one box": _gather(lambda g: g.weights_apart > 0 and g.boxes == 1),
     "a shorter tile": _gather(lambda g: g.short > 0 and not g.tail),
     "a shorter tile of a narrower block": _gather(lambda g: g.short > 0 and g.tail > 0 and g.blocks > 1),
     "several groups in a task": _gather(lambda g: g.run > 1 and g.runs > 1 and g.ahead is not None),

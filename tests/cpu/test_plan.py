@@ -21,6 +21,7 @@ from convgrad.cpu.plan.machine import dots
 from convgrad.cpu.plan.reduce import _busy
 from convgrad.cpu.plan.shape import lines, spatial, walks_of
 from convgrad.cpu.target import LINE, Target
+from convgrad.dtypes import DTYPES
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
 
@@ -523,6 +524,39 @@ def test_only_tiles_with_products_ask_for_the_next_box(x: str, kernel: str, stri
         if phase.count
     )
     assert plan.ahead.calls <= ceil(plan.blocks / plan.block_groups) * ceil(pixels / plan.rows)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("layout", ["", " w@xio"])
+@pytest.mark.parametrize("images", [1, 8])
+@pytest.mark.parametrize("wanted", ["x", "y"])
+def test_boxes_ask_for_all_of_the_weights_that_are_packed_next(
+    wanted: str, images: int, layout: str, dtype: str
+) -> None:
+    text = f"{wanted} {dtype} n{images} g1 cx512 cy512 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1{layout}"
+    plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
+    assert isinstance(plan, Gather)
+    assert plan.ahead is not None
+    assert plan.own
+    size = DTYPES[dtype].size
+    *_, weights = plan.ahead.regions
+    asked = {
+        (16 + box * plan.weights_apart + sum(at)) // LINE
+        for box in range(plan.boxes)
+        for at in product(*(range(0, count * step, step) for count, step in weights))
+    }
+    sums = product(range(plan.block), range(plan.chunk), plan.taps)
+    needed = {(16 + size * (c * plan.w_strides[1] + k * plan.w_strides[2] + tap)) // LINE for c, k, tap in sums}
+    assert len(needed - asked) <= len(needed) // 8  # the last of a long run need not be
+    assert len(asked) <= 1.25 * len(needed)
+
+
+def test_weights_are_not_asked_for_if_there_are_too_many() -> None:
+    """Those of a layer with few products for each: what is asked for would not be all, and the rest waits anyhow."""
+    plan = make_plan(Problem.parse("y f32 n8 g1 cx512 cy4096 x7x7 w7x7 y1x1 s1x1 d1x1 p0x0"), TARGETS["native"], 2)
+    assert isinstance(plan, Gather)
+    assert plan.own
+    assert plan.ahead is None
 
 
 def test_phases_without_products_are_the_last() -> None:

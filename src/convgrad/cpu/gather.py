@@ -162,6 +162,7 @@ class _Kernel:
                 f.call(self.pack_weights, self.pointers["w"], weights, group, block, chunk)
                 with f.when(f.test("eq", chunk, 0)):
                     _pack_bias(f, plan, self.given, self.pointers["bias"], bias, group, block)
+                next_weights = self._next_weights(task, chunk) if plan.weights_apart else ""
                 with f.loop(0, plan.boxes) as box:
                     counts = [w.boxes for w in plan.walks]
                     start = self._begin(f.split(box, counts))
@@ -170,8 +171,20 @@ class _Kernel:
                     next_chunk = f.rem(f.add(chunk, 1), plan.chunks)
                     following = f.split(f.choose(more, f.add(box, 1), 0), counts)
                     bases = self._bases([group, *following, f.choose(more, chunk, next_chunk)], group, start, block)
+                    if plan.weights_apart:
+                        bases.append(f.at(next_weights, f.mul(box, plan.weights_apart), "i8"))
                     place = f.mul(box, plan.stage) if plan.chunks > 1 else 0
                     self._block(group, block, chunk, start, band, place, 0, bases)
+
+    def _next_weights(self, task: Value, chunk: Value) -> str:
+        """Where the weights lie that are packed next: of the next chunk, or else of a task that may follow."""
+        f, plan = self.f, self.plan
+        more = f.test("slt", chunk, plan.chunks - 1)
+        following = f.choose(more, task, f.min(f.add(task, self.members), plan.tasks - 1))
+        group, block = f.split(following, [plan.groups, plan.blocks])
+        first = (group, f.mul(block, plan.block), f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0))
+        at = f.add(*(f.mul(n, s) for n, s in zip(first, plan.w_strides, strict=True)))
+        return f.at(self.pointers["w"], at, self.given.storage)
 
     def _begin(self, boxes: list[Value]) -> list[Value]:
         """Begin with a box: where it starts, its pixels listed."""
@@ -209,7 +222,7 @@ class _Kernel:
             first = f.add(f.mul(f.mul(box, walk.box), walk.sigma), walk.low + min(packed.offsets))
             at = f.add(at, f.mul(first, packed.stride))
         bases = [f.at(self.source, at, self.given.storage)]
-        if len(plan.ahead.regions) > 1:
+        if not plan.stream and plan.fold is None:
             corner = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, plan.walks, strict=True)]
             channel_out = f.mul(block, plan.block * plan.out_channel[1])
             out_at = f.add(f.mul(group, plan.out_channel[0]), channel_out, *corner)

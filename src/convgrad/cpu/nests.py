@@ -73,15 +73,19 @@ class Met(NamedTuple):
     y_steps: Ints
 
 
+Lines = tuple[tuple[int, int], ...]
+"""Lines of memory: (how many, bytes between them), outermost first."""
+
+
 @dataclass(frozen=True)
 class Ahead:
     """Lines of memory that are asked for while something else is computed: a slice in each call of a tile that has
     products.
 
-    A region is the lines of a box in one tensor: (how many, bytes between them), outermost first.
+    A region is the lines of a box in one tensor.
     """
 
-    regions: tuple[tuple[tuple[int, int], ...], ...]
+    regions: tuple[Lines, ...]
     calls: int
     steps: int  # steps of a call, each of a product or a pair of them, for one tap at least
 
@@ -278,7 +282,8 @@ class Gather(Nest):
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
     own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
-    ahead: Ahead | None  # the input of the next box, and where this one's results go
+    ahead: Ahead | None  # the input of the next box, where this one's results go, and a part of the next weights
+    weights_apart: int  # bytes between the parts that boxes ask for; 0 if weights are not asked for
     stream: bool  # results are written past the caches
     fold: Fold | None
     bias: int | None

@@ -9,7 +9,7 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..nests import Ahead, Declined, Fold, Gather, Plan, busy_tiles, entry_steps, pitch, up
+from ..nests import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
 from ..target import LINE, Target
 from .cuts import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
 from .machine import (
@@ -294,9 +294,14 @@ class Planner:
         if self.stream:
             self.why.append("results go past the caches, which they exceed")
         self.ahead: Ahead | None = None
-        if self.boxes == 1 or p.bytes <= self.target.l2 or self.share:
+        self.weights_apart = 0
+        if p.bytes <= self.target.l2 or self.share:
             return
         part = 1 if self.own else ceil(self.blocks / self.block_groups)
+        calls, steps = part * busy_tiles(self.walks, self.rows), self.chunk // (2 if self.pairs else 1)
+        weights = self._next_weights(calls * steps * self.taps) if self.own else None
+        if self.boxes == 1 and weights is None:
+            return
         spans = [
             min((w.box - 1) * w.sigma + reach(a, self.forward), q.size)
             for w, q, a in zip(self.walks, self.packs, self.shape.axes, strict=True)
@@ -306,9 +311,27 @@ class Planner:
             apart = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)
             regions.append(lines(self.region, apart, channels, self.out_channel[1], self.out_size))
-        steps = self.chunk // (2 if self.pairs else 1)
-        self.ahead = Ahead(tuple(regions), part * busy_tiles(self.walks, self.rows), steps)
         self.why.append("the next box is asked for while one is computed")
+        if weights is not None:
+            region, self.weights_apart = weights
+            regions.append(region)
+            self.why.append("so are weights")
+        self.ahead = Ahead(tuple(regions), calls, steps)
+
+    def _next_weights(self, steps: int) -> tuple[Lines, int] | None:
+        """The part of the next weights that a box asks for, and the bytes to that of the next box.
+
+        None, if the steps of a box do not suffice for it.
+        """
+        axes, (_, out_step, in_step) = self.shape.axes, self.w_strides
+        counts, apart = [*(a.k for a in axes), self.block], [*(a.w_step for a in axes), out_step]
+        region = list(lines(counts, apart, self.chunk, in_step, self.size))
+        longest = max(range(len(region)), key=lambda i: region[i][0])
+        count, step = region[longest]
+        region[longest] = (ceil(count / self.boxes), step)
+        if prod(count for count, _ in region) > steps:
+            return None
+        return tuple(region), region[longest][0] * step
 
     def _made(self) -> Gather:
         p, share = self.p, self.share
@@ -326,8 +349,9 @@ class Planner:
             walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
             woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
             taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
-            own=self.own, ahead=self.ahead, stream=self.stream, fold=self.fold, bias=p.bias_stride,
-            accumulate=p.accumulate, half=half(self.target), threads=self.threads, why=tuple(self.why),
+            own=self.own, ahead=self.ahead, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
+            bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target), threads=self.threads,
+            why=tuple(self.why),
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from math import ceil
 
 from ...spec.problem import Ints, Problem
-from ..nests import Met, Packed, Phase, Stretch, Walk
+from ..nests import Lines, Met, Packed, Phase, Stretch, Walk
 from ..target import LINE
 
 AXES = 4
@@ -221,9 +221,7 @@ def phases_of(
     return tuple(phases), tuple(meetings)
 
 
-def lines(
-    counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int
-) -> tuple[tuple[int, int], ...]:
+def lines(counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int) -> Lines:
     """The lines of a box of pixels with so many channels, as a region to be fetched: what lies together is one run.
 
     Where a line begins is not known: a run may touch one more than it fills. NumPy's arrays begin in the middle of one.
