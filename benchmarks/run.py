@@ -135,7 +135,14 @@ def check_peer(found: Array, right: Array) -> None:
         raise WrongError(f"relative error {off:.2g}")
 
 
-def measure(layer: Layer, setting: Setting, peers: Sequence[str], pace: timing.Pace, machine: timing.Machine) -> Result:
+def measure(
+    layer: Layer,
+    setting: Setting,
+    peers: Sequence[str],
+    pace: timing.Pace,
+    machine: timing.Machine,
+    probe: timing.Probe,
+) -> Result:
     """Check and time one layer in one setting."""
     operation = layer.descriptor.operation(
         DIRECTIONS[setting.direction], data_format=setting.layout, dtype=setting.dtype
@@ -172,7 +179,7 @@ def measure(layer: Layer, setting: Setting, peers: Sequence[str], pace: timing.P
             notes[peer] = f"wrong: {error}"
     del found, right
     # Nobody asks how long the peers take for what convgrad gets wrong.
-    times = timing.alternate(callables, pace) if "convgrad" in callables else {}
+    times = timing.alternate(callables, pace, probe.steady) if "convgrad" in callables else {}
     return Result(
         layer=layer.name,
         group=layer.group,
@@ -216,11 +223,15 @@ def run(
 ) -> list[Result]:
     """Measure every layer in every setting."""
     results = []
+    probes: dict[int, timing.Probe] = {}
     for setting in settings:
-        set_threads(setting.threads, peers)
+        count = setting.threads
+        set_threads(count, peers)
+        if count not in probes:
+            probes[count] = timing.Probe.of(count)
         for layer in layers:
             progress(f"{layer.name} {setting}")
-            results.append(measure(layer, setting, peers, pace, machines[setting.threads]))
+            results.append(measure(layer, setting, peers, pace, machines[count], probes[count]))
     progress("")
     return results
 
@@ -290,7 +301,9 @@ def _row(result: Result, peers: Sequence[str]) -> list[str]:
     if "convgrad" not in result.times:
         return [*head, *["-"] * (2 + len(peers) + 2), result.notes.get("convgrad", "")]
     ratios = [_number(result.ratio(p), ".2f") for p in peers]
-    notes = "; ".join(f"{p}: {text}" for p, text in result.notes.items())
+    said = [f"{p}: {text}" for p, text in result.notes.items()]
+    slow = timing.restless(result.times)
+    notes = "; ".join([*([f"restless: {slow}"] if slow else []), *said])
     return [
         *head,
         f"{1e3 * result.seconds:.3f}",

@@ -2,6 +2,9 @@
 
 Two pools that spin while they wait, ours and an OpenMP one, slow each other two to three times when they take turns
 quickly. So callables are measured in blocks, and a block begins when no thread of the process uses the CPU any more.
+
+A virtual machine has moments in which everything takes up to twice as long, and no counter of the system shows them. So
+a probe runs between the blocks, and those beside a slow one do not count.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Any
 
@@ -22,14 +26,23 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+STEADY = 1.2  # a probe that takes so many times as long as its quickest run tells of a slow moment
+PROBES = 10  # runs of a probe, of which the quickest counts
+PAUSE = 0.05  # seconds to wait before blocks are repeated
+
+
 @dataclass(frozen=True)
 class Timing:
-    """How long one callable took, in seconds: the least of all runs, and the middle of the blocks' middles."""
+    """How long one callable took, in seconds: the least of all runs, and the middle of the blocks' middles.
+
+    `steady` says that none of them was in a moment in which the machine was known to be slow.
+    """
 
     least: float
     middle: float
     runs: int
     blocks: int
+    steady: bool = True
 
 
 @dataclass(frozen=True)
@@ -42,35 +55,118 @@ class Pace:
     shortest: int = 3  # runs that a block has at least, unless a single run takes longer than its share of the budget
 
 
-def alternate(callables: Mapping[str, Callable[[], object]], pace: Pace = Pace()) -> dict[str, Timing]:  # noqa: B008
-    """Time callables in turns, one block each, until the budget is spent."""
-    taken: dict[str, list[list[float]]] = {name: [] for name in callables}
+@dataclass
+class _Block:
+    """Runs in a row, and whether the machine was steady before and after them."""
+
+    name: str
+    times: list[float]
+    before: bool
+    after: bool | None = None
+
+    @property
+    def counts(self) -> bool:
+        return self.before and self.after is True
+
+
+def alternate(
+    callables: Mapping[str, Callable[[], object]],
+    pace: Pace = Pace(),  # noqa: B008
+    steady: Callable[[], bool] = lambda: True,
+) -> dict[str, Timing]:
+    """Time callables in turns, one block each, until the budget is spent.
+
+    `steady` says whether the machine is as fast as usual. A block counts if it was so before and after; a callable
+    without such a block gets more of them, for the time of the budget again; if that does not help, all its blocks
+    count, and its timing says so.
+    """
+    blocks: list[_Block] = []
     share = pace.budget / max(1, len(callables))
     spent = dict.fromkeys(callables, 0.0)
+
+    def moment() -> bool:
+        rest()
+        now = steady()
+        if blocks and blocks[-1].after is None:
+            blocks[-1].after = now
+        return now
+
+    def add(name: str, seconds: float) -> None:
+        began = time.perf_counter()
+        now = moment()
+        blocks.append(_Block(name, _block(callables[name], began + seconds, pace), now))
+        spent[name] += time.perf_counter() - began
+
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for block in range(pace.blocks):
-            for name, function in callables.items():
-                if spent[name] >= share and taken[name]:
-                    continue
-                began = time.perf_counter()
-                rest()
-                until = began + (share - spent[name]) / (pace.blocks - block)
-                taken[name].append(_block(function, until, pace))
-                spent[name] += time.perf_counter() - began
+        for number in range(pace.blocks):
+            for name in callables:
+                if not number or spent[name] < share:
+                    add(name, (share - spent[name]) / (pace.blocks - number))
+        moment()
+        end = time.perf_counter() + pace.budget
+        while time.perf_counter() < end:
+            lacking = callables.keys() - {block.name for block in blocks if block.counts}
+            if not lacking:
+                break
+            time.sleep(PAUSE)
+            for name in sorted(lacking):
+                add(name, share / pace.blocks)
+            moment()
     finally:
         if collecting:
             gc.enable()
-    return {
-        name: Timing(
-            least=min(map(min, blocks)),
-            middle=median(map(median, blocks)),
-            runs=sum(map(len, blocks)),
-            blocks=len(blocks),
-        )
-        for name, blocks in taken.items()
-    }
+    return {name: _timing([block for block in blocks if block.name == name]) for name in callables}
+
+
+def restless(times: Mapping[str, Timing]) -> str:
+    """The names of those that were timed while the machine was slow."""
+    return ", ".join(name for name, found in times.items() if not found.steady)
+
+
+def _timing(blocks: list[_Block]) -> Timing:
+    """What blocks of one callable tell: those that count, or all if none does."""
+    counting = [block.times for block in blocks if block.counts]
+    times = counting or [block.times for block in blocks]
+    return Timing(
+        least=min(map(min, times)),
+        middle=median(map(median, times)),
+        runs=sum(map(len, times)),
+        blocks=len(times),
+        steady=bool(counting),
+    )
+
+
+class Probe:
+    """A short computation that tells whether the machine is as fast as it has been."""
+
+    def __init__(self, work: Callable[[], object], learn: int = 20) -> None:
+        self._work = work
+        self._least = inf
+        for _ in range(learn):
+            self.steady()
+            time.sleep(PAUSE / 2)
+
+    @classmethod
+    def of(cls, threads: int) -> Probe:
+        """A convolution that is long enough for so many threads, which convgrad is to be set to."""
+        from .functional import convolution
+
+        data = np.ones((max(1, threads // 2), 28, 28, 64), np.float32)
+        weights = np.ones((3, 3, 64, 64), np.float32)
+        return cls(lambda: convolution(data, weights, strides=1, pads_begin=1, pads_end=1, dilations=1))
+
+    def steady(self) -> bool:
+        """Whether it takes about as long now as it ever did."""
+        took = []
+        for _ in range(1 + PROBES):
+            start = time.perf_counter()
+            self._work()
+            took.append(time.perf_counter() - start)
+        least = min(took[1:])  # threads wake up in the first
+        self._least = min(self._least, least)
+        return least <= STEADY * self._least
 
 
 def _block(function: Callable[[], object], until: float, pace: Pace) -> list[float]:

@@ -54,7 +54,7 @@ def test_callables_take_turns_in_blocks(clock, monkeypatch):
         "b": lambda: (order.append("b"), clock.work(0.002 if len(order) % 2 else 0.003)),
     }
     found = timing.alternate(callables, timing.Pace(budget=0.4, blocks=3))
-    assert [name for name, _ in itertools.groupby(order)] == ["rest", "a", "rest", "b"] * 3
+    assert [name for name, _ in itertools.groupby(order)] == [*["rest", "a", "rest", "b"] * 3, "rest"]
     assert found["a"].blocks == found["b"].blocks == 3
     assert found["a"].least == pytest.approx(0.0005)
     assert found["b"].least == pytest.approx(0.002)
@@ -72,6 +72,62 @@ def test_the_middle_is_that_of_the_blocks(clock, monkeypatch):
     found = timing.alternate(callables, timing.Pace(budget=0.3, blocks=3))
     assert found["a"].least == pytest.approx(0.0001)
     assert found["a"].middle == pytest.approx(0.001)
+
+
+def test_blocks_in_a_slow_moment_do_not_count(clock, monkeypatch):
+    """Neither the one before the probe that tells of it nor the one after, though a run of them is the quickest."""
+    monkeypatch.setattr(timing, "rest", lambda: None)
+    moments = iter([True, True, False, True, True])
+    blocks = itertools.count()
+    lengths = [0.004, 0.001, 0.002, 0.003]
+    state = {"length": None}
+
+    def steady():
+        state["length"] = lengths[min(next(blocks), 3)]
+        return next(moments)
+
+    found = timing.alternate({"a": lambda: clock.work(state["length"])}, timing.Pace(budget=0.4), steady)
+    assert found["a"].blocks == 2
+    assert found["a"].least == pytest.approx(0.003)
+    assert found["a"].steady
+    assert next(moments, None) is None
+
+
+def test_blocks_are_repeated_until_one_counts(clock):
+    """Only those of a callable that has none."""
+    order = []
+    callables = {name: lambda name=name: (order.append(name), clock.work(0.001)) for name in "ab"}
+    # a, b, a, b, then b again and again
+    moments = iter([True, True, False, True, False, True, False, True, True])
+    found = timing.alternate(callables, timing.Pace(budget=0.4, blocks=2), lambda: next(moments))
+    assert [name for name, _ in itertools.groupby(order)] == ["a", "b", "a", "b"]
+    assert found["a"].blocks == found["b"].blocks == 1
+    assert found["a"].steady
+    assert found["b"].steady
+    assert next(moments, None) is None
+
+
+def test_a_machine_that_never_rests_is_said_to_be_restless(clock):
+    callables = {"a": lambda: clock.work(0.001), "b": lambda: clock.work(0.002)}
+    found = timing.alternate(callables, timing.Pace(budget=0.4, blocks=2), lambda: False)
+    assert timing.restless(found) == "a, b"
+    assert found["a"].least == pytest.approx(0.001)
+    assert found["a"].blocks > 2
+    assert 0.8 <= clock.now <= 1.2
+
+
+def test_the_probe_knows_how_fast_the_machine_was(clock):
+    length = {"now": 0.001}
+    probe = timing.Probe(lambda: clock.work(length["now"]))
+    verdicts = []
+    for length["now"] in (0.001, 0.0011, 0.0015, 0.002, 0.0005, 0.001):
+        verdicts.append(probe.steady())
+    assert verdicts == [True, True, False, False, True, False]
+
+
+def test_the_probe_computes():
+    """On a busy machine it may be steady or not."""
+    assert timing.Probe.of(2).steady() in (True, False)
 
 
 def test_a_slow_callable_does_not_spend_the_time_of_others(clock):

@@ -36,10 +36,20 @@ class Bench:
         """The limits of this machine, measured once."""
         return _machine(get_num_threads())
 
+    @property
+    def probe(self) -> timing.Probe:
+        """What tells whether the machine is as fast as usual."""
+        return _probe(get_num_threads())
+
 
 @lru_cache(maxsize=4)
 def _machine(threads: int) -> timing.Machine:
     return timing.measure_machine(threads, 1.0)
+
+
+@lru_cache(maxsize=4)
+def _probe(threads: int) -> timing.Probe:
+    return timing.Probe.of(threads)
 
 
 def peers() -> dict[str, ModuleType]:
@@ -142,7 +152,7 @@ def side_by_side(
                 callables[name]()
             except (ValueError, RuntimeError):
                 callables.pop(name, None)
-    times = timing.alternate(callables, bench.pace)
+    times = timing.alternate(callables, bench.pace, bench.probe.steady)
     least = times["convgrad"].least
     limit, bound = bench.machine.bound(problem.flops, problem.bytes, problem.dtype)
     fields: dict[str, Any] = {
@@ -152,4 +162,6 @@ def side_by_side(
     }
     for name in bench.peers:
         fields[f"{name} ms"] = times[name].least * 1e3 if name in times else None
+    if slow := timing.restless(times):
+        fields["restless"] = slow
     return fields
