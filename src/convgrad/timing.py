@@ -15,6 +15,7 @@ import os
 import platform
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 STEADY = 1.2  # a probe that takes so many times as long as its quickest run tells of a slow moment
 PROBES = 10  # runs of a probe, of which the quickest counts
+ENOUGH = 2  # blocks that must count: a slow moment may fall between two probes
 PAUSE = 0.05  # seconds to wait before blocks are repeated
 
 
@@ -76,9 +78,9 @@ def alternate(
 ) -> dict[str, Timing]:
     """Time callables in turns, one block each, until the budget is spent.
 
-    `steady` says whether the machine is as fast as usual. A block counts if it was so before and after; a callable
-    without such a block gets more of them, for the time of the budget again; if that does not help, all its blocks
-    count, and its timing says so.
+    `steady` says whether the machine is as fast as usual. A block counts if it was so before and after. A callable with
+    too few such blocks gets more, for the time of the budget again; if it has none in the end, all its blocks count,
+    and its timing says so.
     """
     blocks: list[_Block] = []
     share = pace.budget / max(1, len(callables))
@@ -94,7 +96,9 @@ def alternate(
     def add(name: str, seconds: float) -> None:
         began = time.perf_counter()
         now = moment()
-        blocks.append(_Block(name, _block(callables[name], began + seconds, pace), now))
+        # However long that took, half of the time is for the block.
+        until = max(began + seconds, time.perf_counter() + seconds / 2)
+        blocks.append(_Block(name, _block(callables[name], until, pace), now))
         spent[name] += time.perf_counter() - began
 
     collecting = gc.isenabled()
@@ -105,13 +109,15 @@ def alternate(
                 if not number or spent[name] < share:
                     add(name, (share - spent[name]) / (pace.blocks - number))
         moment()
+        enough = {name: min(ENOUGH, count) for name, count in Counter(block.name for block in blocks).items()}
         end = time.perf_counter() + pace.budget
         while time.perf_counter() < end:
-            lacking = callables.keys() - {block.name for block in blocks if block.counts}
+            counting = Counter(block.name for block in blocks if block.counts)
+            lacking = [name for name in callables if counting[name] < enough[name]]
             if not lacking:
                 break
             time.sleep(PAUSE)
-            for name in sorted(lacking):
+            for name in lacking:
                 add(name, share / pace.blocks)
             moment()
     finally:

@@ -93,18 +93,22 @@ def test_blocks_in_a_slow_moment_do_not_count(clock, monkeypatch):
     assert next(moments, None) is None
 
 
-def test_blocks_are_repeated_until_one_counts(clock):
-    """Only those of a callable that has none."""
+def test_blocks_are_repeated_until_two_count(clock):
+    """Only those of a callable that has fewer."""
     order = []
     callables = {name: lambda name=name: (order.append(name), clock.work(0.001)) for name in "ab"}
-    # a, b, a, b, then b again and again
-    moments = iter([True, True, False, True, False, True, False, True, True])
-    found = timing.alternate(callables, timing.Pace(budget=0.4, blocks=2), lambda: next(moments))
-    assert [name for name, _ in itertools.groupby(order)] == ["a", "b", "a", "b"]
-    assert found["a"].blocks == found["b"].blocks == 1
-    assert found["a"].steady
-    assert found["b"].steady
+    # Before a, b, a, b, a, b and after them; then before and after b, until its second block counts.
+    moments = iter([True, True, True, True, False, True, False, True, False, True, True])
+    found = timing.alternate(callables, timing.Pace(budget=0.4, blocks=3), lambda: next(moments))
+    assert [name for name, _ in itertools.groupby(order)] == ["a", "b", "a", "b", "a", "b"]
+    assert found["a"].blocks == found["b"].blocks == 2
     assert next(moments, None) is None
+
+
+def test_a_long_rest_leaves_time_for_a_block(clock, monkeypatch):
+    monkeypatch.setattr(timing, "rest", lambda: clock.sleep(0.2))
+    found = timing.alternate({"a": lambda: clock.work(0.001)}, timing.Pace(budget=0.4, blocks=4))
+    assert found["a"].runs >= 20 * found["a"].blocks > 0
 
 
 def test_a_machine_that_never_rests_is_said_to_be_restless(clock):
