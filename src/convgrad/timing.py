@@ -73,7 +73,7 @@ class _Block:
 
 def alternate(
     callables: Mapping[str, Callable[[], object]],
-    pace: Pace = Pace(),  # noqa: B008
+    pace: Pace = Pace(),
     steady: Callable[[], bool] = lambda: True,
 ) -> dict[str, Timing]:
     """Time callables in turns, one block each, until the budget is spent.
