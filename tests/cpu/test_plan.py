@@ -592,7 +592,8 @@ def test_small_caches_try_everything() -> None:
     plans = [make_plan(p, TARGETS["native in small caches"], 2) for p in DRAWN]
     assert sum(isinstance(plan, Gather | Reduce) and plan.ahead is not None for plan in plans) > len(plans) // 4
     if TARGETS["native"].triple.startswith("x86_64"):
-        assert sum(isinstance(plan, Gather) and plan.stream for plan in plans) > len(plans) // 5
+        gathers = [plan for plan in plans if isinstance(plan, Gather)]
+        assert sum(plan.stream for plan in gathers) > len(gathers) // 4
 
 
 def test_tasks_of_a_weight_gradient_are_balanced():
