@@ -1,9 +1,10 @@
-"""Time what comes before the work: compiling, finding compiled code again, and the way of a tiny call to its kernel.
+"""Time what comes before the work: compiling, finding compiled code again, waking up, a tiny call's way to its kernel.
 
     python benchmarks/start.py --layers '^(dense|strided)$' --runs 5
 
 Every run is two processes on an empty cache: the first compiles, the second finds the code on disk. Of each problem it
-is the time of the first call less that of a later one. Results are compared with right ones first.
+is the time of the first call less that of a later one. Results are compared with right ones first. A call after a rest
+finds threads, and CPUs, asleep.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from layers import DENSE, LAYERS, Layer
 import convgrad
 from convgrad.spec import bind
 
+REST = 0.05  # seconds
 TINY = Layer("tiny", "dense", "mb1ic8oc8ih4kh3ph1", "some 0.1 MFLOP")
 
 
@@ -40,8 +42,13 @@ def worker(names: Sequence[str], setting: run.Setting) -> dict[str, Any]:
         once, result = _timed(call)
         extra.append(once - min(_timed(call)[0] for _ in range(5)))
         sums.append(_sum(result))
-    times = sorted(_timed(calls[-1])[0] for _ in range(20_000))
-    return {"first": extra[0], "layers": extra[1:-1], "tiny": times[len(times) // 2], "sums": sums[:-1]}
+    in_a_row = [_timed(calls[0])[0] for _ in range(20)]
+    rested = [_timed_after(REST, calls[0]) for _ in range(10)]
+    tiny = median(_timed(calls[-1])[0] for _ in range(20_000))
+    return {
+        "first": extra[0], "layers": extra[1:-1], "row": median(in_a_row), "rested": median(rested), "tiny": tiny,
+        "sums": sums[:-1],
+    }  # fmt: skip
 
 
 def _call(layer: Layer, setting: run.Setting) -> Callable[[], run.Array]:
@@ -60,6 +67,11 @@ def _timed(call: Callable[[], run.Array]) -> tuple[float, run.Array]:
     began = time.perf_counter()
     result = call()
     return time.perf_counter() - began, result
+
+
+def _timed_after(rest: float, call: Callable[[], run.Array]) -> float:
+    time.sleep(rest)
+    return _timed(call)[0]
 
 
 def _sum(result: run.Array) -> int:
@@ -138,6 +150,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind, results in found.items():
         firsts = [1e3 * r["first"] for r in results]
         print(f"first call of a process, {kind} cache: median {median(firsts):.1f}, most {max(firsts):.1f} ms")
+    row, rested = ([1e3 * r[kind] for results in found.values() for r in results] for kind in ("row", "rested"))
+    print(
+        f"a call of {names[0]} after {REST * 1e3:.0f} ms of rest: {min(rested):.2f} to {max(rested):.2f} ms; "
+        f"in a row {min(row):.2f} to {max(row):.2f} ms"
+    )
     tiny = [1e6 * r["tiny"] for results in found.values() for r in results]
     print(f"a repeated call on a tiny problem: {min(tiny):.1f} to {max(tiny):.1f} us in all")
     if args.json is not None:

@@ -21,6 +21,7 @@ def test_it_tells_compiling_from_finding(capsys, tmp_path):
     text = capsys.readouterr().out
     assert "efficientnet-1x1-240-40" in text  # the other one is the first call of its process
     assert "first call of a process, warm cache" in text
+    assert "a call of mobilenet-1x1-96-576 after 50 ms of rest" in text
     found = json.loads(out.read_text())
     assert [len(found[kind][0]["layers"]) for kind in ("cold", "warm")] == [1, 1]
     assert found["cold"][0]["sums"] == found["warm"][0]["sums"]

@@ -506,3 +506,73 @@ print("good")
 """
     code, out, error, _ = script(text)
     assert (code, out) == (0, "good\n"), error
+
+
+@linux
+def test_threads_are_woken_where_the_others_are_not():
+    text = """
+mask = os.sched_getaffinity(0)
+wrappers = '''
+define i32 @doze(ptr %word, i1 %here) nounwind {
+entry:
+  br i1 %here, label %stays, label %goes
+stays:
+  call void @wait_here(ptr %word, i32 0)
+  br label %woken
+goes:
+  call void @wait(ptr %word, i32 0)
+  br label %woken
+woken:
+  %cpu = call i32 @place()
+  ret i32 %cpu
+}
+define i32 @stir(ptr %word, i32 %thread, i1 %apart) nounwind {
+entry:
+  %cpu = call i32 @place()
+  store atomic i32 1, ptr %word seq_cst, align 4
+  br i1 %apart, label %rouse, label %wake
+rouse:
+  call void @rouse(ptr %word, i32 %thread)
+  ret i32 %cpu
+wake:
+  call void @wake(ptr %word, i32 1)
+  ret i32 %cpu
+}
+'''
+library = jit.load(threads.source(jit.host()[0]) + wrappers, *jit.host())
+address, number = ctypes.c_void_p, ctypes.c_int32
+doze = ctypes.CFUNCTYPE(number, address, ctypes.c_bool)(library.address("doze"))
+stir = ctypes.CFUNCTYPE(number, address, number, ctypes.c_bool)(library.address("stir"))
+where = ctypes.CDLL(None).sched_getcpu
+
+def meet(here):
+    # One sleeps, the other wakes it: the sleeper's CPUs before and after, and the other's.
+    word, seen = number(0), []
+    def sleep():
+        seen.append(threading.get_native_id())
+        seen.append(where())
+        seen.append(doze(ctypes.addressof(word), here))
+        seen.append(os.sched_getaffinity(0))
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    time.sleep(0.03)
+    # Some systems wake a thread beside the one that wakes it, if that is on another CPU and has just worked.
+    os.sched_setaffinity(0, here and mask - {seen[1]} or mask)
+    other = stir(ctypes.addressof(word), seen[0], not here)
+    os.sched_setaffinity(0, mask)
+    sleeper.join()
+    assert seen[3] == mask, seen
+    return seen[1], seen[2], other
+
+if len(mask) > 1:
+    assert sum(after != other for _, after, other in [meet(False) for _ in range(20)]) > 15
+assert sum(before == after for before, after, _ in [meet(True) for _ in range(20)]) > 15
+# Threads of a call that have slept, before it and in it, may use all CPUs again.
+for _ in range(10):
+    time.sleep(0.02)
+    mark(2), mark(3)
+    assert all(os.sched_getaffinity(int(task)) == mask for task in os.listdir("/proc/self/task"))
+print("good")
+"""
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "good\n"), error

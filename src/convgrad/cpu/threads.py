@@ -178,16 +178,16 @@ def _text(*path: str) -> str:
 def source(triple: str, futex: bool = True) -> str:
     """The IR of the team for a target; without futexes it sleeps on a condition variable."""
     arch = triple.split("-", 1)[0].replace("arm64", "aarch64").replace("amd64", "x86_64")
-    numbers = {"x86_64": 202, "aarch64": 98}
+    calls = {"x86_64": {"futex": 202, "gettid": 186}, "aarch64": {"futex": 98, "gettid": 178}}
     if "windows" in triple or "win32" in triple:
         body, waits = ALONE, ""
-    elif "linux" in triple and arch in numbers and futex:
+    elif "linux" in triple and arch in calls and futex:
         body, waits = TEAM, FUTEX
     else:
         body, waits = TEAM, CONDITION
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
-    return text.substitute(LAYOUT, threads=MOST, others=MOST - 1, futex=numbers.get(arch, 0), setmask=setmask)
+    return text.substitute(LAYOUT, threads=MOST, others=MOST - 1, setmask=setmask, **calls.get(arch, {}))
 
 
 # Where things lie in @control. The team comes first; what different threads write is kept 64 bytes or more apart.
@@ -285,32 +285,106 @@ define internal i64 @clock() nounwind {
   ret i64 %now
 }
 
-; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
-define internal void @part(i32 %cpu) nounwind {
-entry:
-  %mask = alloca [128 x i8], align 8
-  %size = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)
-  %known = icmp sge i32 %size, 0
-  %valid = icmp ult i32 %cpu, 1024
-  %go = and i1 %known, %valid
-  br i1 %go, label %move, label %done
-move:
+; Where the bit of a CPU lies in a mask.
+define internal { ptr, i8 } @bit(ptr %mask, i32 %cpu) alwaysinline nounwind {
   %index = lshr i32 %cpu, 3
   %wide = zext i32 %index to i64
   %byte = getelementptr i8, ptr %mask, i64 %wide
-  %all = load i8, ptr %byte
   %low = trunc i32 %cpu to i8
-  %bit = and i8 %low, 7
-  %one = shl i8 1, %bit
+  %shift = and i8 %low, 7
+  %one = shl i8 1, %shift
+  %a = insertvalue { ptr, i8 } poison, ptr %byte, 0
+  %b = insertvalue { ptr, i8 } %a, i8 %one, 1
+  ret { ptr, i8 } %b
+}
+
+; The CPUs that a thread (0 is this one) may use. False if they are not known, or if that CPU is too high for a mask.
+define internal i1 @allowed(i32 %thread, i32 %cpu, ptr %mask) nounwind {
+  %size = call i32 @sched_getaffinity(i32 %thread, i64 128, ptr %mask)
+  %known = icmp sge i32 %size, 0
+  %valid = icmp ult i32 %cpu, 1024
+  %both = and i1 %known, %valid
+  ret i1 %both
+}
+
+; Keep a thread from a CPU, if it may use others. %mask gets all that it may use, for @allow.
+define internal i1 @avoid(i32 %thread, i32 %cpu, ptr %mask) nounwind {
+entry:
+  %go = call i1 @allowed(i32 %thread, i32 %cpu, ptr %mask)
+  br i1 %go, label %set, label %no
+set:
+  %at = call { ptr, i8 } @bit(ptr %mask, i32 %cpu)
+  %byte = extractvalue { ptr, i8 } %at, 0
+  %one = extractvalue { ptr, i8 } %at, 1
+  %all = load i8, ptr %byte
   %others = xor i8 %one, -1
   %rest = and i8 %all, %others
   store i8 %rest, ptr %byte
-  ; An empty mask is refused, and this thread stays where it is.
-  %a = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  ; An empty mask is refused, and nothing has changed.
+  %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
   store i8 %all, ptr %byte
-  %b = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  %done = icmp eq i32 %r, 0
+  ret i1 %done
+no:
+  ret i1 false
+}
+
+; Let a thread use CPUs again.
+define internal void @allow(i1 %kept, i32 %thread, ptr %mask) nounwind {
+entry:
+  br i1 %kept, label %set, label %done
+set:
+  %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
   br label %done
 done:
+  ret void
+}
+
+; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
+define internal void @part(i32 %cpu) nounwind {
+  %mask = alloca [128 x i8], align 8
+  %kept = call i1 @avoid(i32 0, i32 %cpu, ptr %mask)
+  call void @allow(i1 %kept, i32 0, ptr %mask)
+  ret void
+}
+
+define internal i32 @name() nounwind {
+  %long = call i64 (i64, ...) @syscall(i64 $gettid)
+  %thread = trunc i64 %long to i32
+  ret i32 %thread
+}
+
+; Wake a thread that sleeps, on some other CPU than this one.
+define internal void @rouse(ptr %word, i32 %thread) nounwind {
+  %mask = alloca [128 x i8], align 8
+  %cpu = call i32 @place()
+  %kept = call i1 @avoid(i32 %thread, i32 %cpu, ptr %mask)
+  call void @wake(ptr %word, i32 1)
+  call void @allow(i1 %kept, i32 %thread, ptr %mask)
+  ret void
+}
+
+; Sleep, and be woken on the same CPU: a thread that is woken by another one is often put beside that.
+define internal void @wait_here(ptr %word, i32 %value) nounwind {
+entry:
+  %mask = alloca [128 x i8], align 8
+  %here = alloca [128 x i8], align 8
+  %cpu = call i32 @place()
+  %go = call i1 @allowed(i32 0, i32 %cpu, ptr %mask)
+  br i1 %go, label %pin, label %sleep
+pin:
+  call void @llvm.memset.p0.i64(ptr align 8 %here, i8 0, i64 128, i1 false)
+  %at = call { ptr, i8 } @bit(ptr %here, i32 %cpu)
+  %byte = extractvalue { ptr, i8 } %at, 0
+  %one = extractvalue { ptr, i8 } %at, 1
+  store i8 %one, ptr %byte
+  %r = call i32 @sched_setaffinity(i32 0, i64 128, ptr %here)
+  %pinned = icmp eq i32 %r, 0
+  br label %sleep
+sleep:
+  %kept = phi i1 [ false, %entry ], [ %pinned, %pin ]
+  call void @wait(ptr %word, i32 %value)
+  call void @allow(i1 %kept, i32 0, ptr %mask)
   ret void
 }
 """
@@ -365,6 +439,20 @@ define internal i64 @clock() nounwind {
 }
 
 define internal void @part(i32 %cpu) nounwind {
+  ret void
+}
+
+define internal i32 @name() nounwind {
+  ret i32 0
+}
+
+define internal void @rouse(ptr %word, i32 %thread) nounwind {
+  call void @wake(ptr %word, i32 1)
+  ret void
+}
+
+define internal void @wait_here(ptr %word, i32 %value) nounwind {
+  call void @wait(ptr %word, i32 %value)
   ret void
 }
 """
@@ -427,12 +515,10 @@ begin:
   %mode.p = getelementptr i8, ptr @control, i64 $mode
   store i64 %mode, ptr %mode.p
   ; With more threads than CPUs, the one that is waited for may need the CPU of the one that waits: little spinning.
-  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
-  %cpus = load i64, ptr %cpus.p
-  %crowd = icmp sgt i64 %n, %cpus
+  %enough = call i1 @roomy(i64 %n)
   %patient.p = getelementptr i8, ptr @control, i64 $patient
   %patient = load i32, ptr %patient.p
-  %patience = select i1 %crowd, i32 256, i32 %patient
+  %patience = select i1 %enough, i32 %patient, i32 256
   %patience.p = getelementptr i8, ptr @control, i64 $patience
   store i32 %patience, ptr %patience.p
   %pending = getelementptr i8, ptr @control, i64 $pending
@@ -481,12 +567,21 @@ done:
   ret void
 }
 
+; Whether there is a CPU for each of so many threads.
+define internal i1 @roomy(i64 %n) alwaysinline nounwind {
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  %cpus = load i64, ptr %cpus.p
+  %enough = icmp sle i64 %n, %cpus
+  ret i1 %enough
+}
+
 ; Threads are started as a tree, thread t starting 2t+1 and 2t+2, so that a large team wakes up in parallel.
 define internal void @start(i64 %thread, i64 %n) nounwind {
 entry:
   %twice = shl i64 %thread, 1
   %first = add i64 %twice, 1
   %end = add i64 %twice, 3
+  %enough = call i1 @roomy(i64 %n)
   br label %loop
 loop:
   %child = phi i64 [ %first, %entry ], [ %next, %after ]
@@ -503,6 +598,13 @@ tell:
   %asleep = icmp eq i32 %before, 2
   br i1 %asleep, label %wake, label %after
 wake:
+  %name.p = getelementptr i8, ptr %slot, i64 8
+  %name = load i32, ptr %name.p
+  br i1 %enough, label %apart, label %anywhere
+apart:
+  call void @rouse(ptr %slot, i32 %name)
+  br label %after
+anywhere:
   call void @wake(ptr %slot, i32 1)
   br label %after
 after:
@@ -525,8 +627,10 @@ entry:
   %mode.p = getelementptr i8, ptr @control, i64 $mode
   %count = getelementptr i8, ptr @control, i64 8
   %pending = getelementptr i8, ptr @control, i64 $pending
-  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
   %there.p = getelementptr i8, ptr %slot, i64 4
+  %name.p = getelementptr i8, ptr %slot, i64 8
+  %name = call i32 @name()
+  store i32 %name, ptr %name.p
   %moved = alloca i64
   store i64 0, ptr %moved
   br label %rest
@@ -560,8 +664,7 @@ work:
   %there = load i32, ptr %there.p
   %here = call i32 @place()
   %together = icmp eq i32 %here, %there
-  %cpus = load i64, ptr %cpus.p
-  %enough = icmp sle i64 %n, %cpus
+  %enough = call i1 @roomy(i64 %n)
   %could = and i1 %together, %enough
   br i1 %could, label %consider, label %begin
 consider:
@@ -630,9 +733,17 @@ again:
   br i1 %more, label %spin, label %doze
 doze:
   %d = atomicrmw add ptr %dozing, i32 1 seq_cst
+  %enough = call i1 @roomy(i64 %n)
   br label %sleep
 sleep:
+  br i1 %enough, label %stays, label %goes
+stays:
+  call void @wait_here(ptr %generation, i32 %old)
+  br label %check
+goes:
   call void @wait(ptr %generation, i32 %old)
+  br label %check
+check:
   %then = load atomic i32, ptr %generation acquire, align 4
   %same = icmp eq i32 %then, %old
   br i1 %same, label %sleep, label %up
