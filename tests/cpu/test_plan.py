@@ -265,6 +265,46 @@ def test_groups_side_by_side_are_whole_in_each_vector() -> None:
     assert found > 40
 
 
+NXC = " x@nxc y@nxc w@xio"
+FULL = Target("avx512", "x86_64-unknown-linux-gnu", "", "+avx512bf16", 64, 32)
+HALVED = replace(FULL, halves=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "full", "halved"),
+    [
+        # Two vectors are multiplied at a time, each in four cycles: eight sums are just enough, more are better.
+        ("x f32 n8 g16 cx16 cy16 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1", 14, 8),
+        ("y f32 n8 g1 cx64 cy16 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1", 14, 8),
+        ("w f32 n8 g16 cx16 cy16 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1", 16, 8),
+        ("w bf16 n8 g1 cx16 cy16 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1", 16, 8),
+        # Results that a stride spreads over 4096 bytes would drive each other out of the first-level cache.
+        ("x f32 n4 g24 cx16 cy16 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1", 14, 8),
+        ("x f32 n4 g32 cx16 cy16 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1", 8, 8),
+    ],
+)
+def test_single_vectors_have_higher_tiles_where_two_are_multiplied_at_a_time(text: str, full: int, halved: int) -> None:
+    for target, most in ((FULL, full), (HALVED, halved)):
+        plan = make_plan(Problem.parse(text + NXC), target, 2)
+        assert isinstance(plan, Gather | Reduce)
+        assert plan.vectors == 1
+        assert plan.lanes == 16
+        assert plan.rows == most if most > 8 else plan.rows <= most
+
+
+@pytest.mark.parametrize(
+    ("wanted", "layout", "alone"), [("x", NXC, True), ("y", "", True), ("w", "", True), ("w", NXC, False)]
+)
+def test_groups_of_half_a_vector_are_alone_where_that_makes_pairs(wanted: str, layout: str, alone: bool) -> None:
+    sizes = "n4 g32 cx8 cy8 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
+    plan = make_plan(Problem.parse(f"{wanted} bf16 {sizes}{layout}"), FULL, 2)
+    assert isinstance(plan, Gather | Reduce)
+    assert (plan.share is None) == plan.pairs == alone
+    plan = make_plan(Problem.parse(f"{wanted} f32 {sizes}{layout}"), FULL, 2)
+    assert isinstance(plan, Gather | Reduce)
+    assert plan.share == (8, 8)
+
+
 def test_a_channel_on_its_own_meets_each_tap_where_it_lies() -> None:
     for text in (
         "y f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",

@@ -43,6 +43,11 @@ class Target:
         return max(1, self.width // size)
 
     @property
+    def full(self) -> bool:
+        """Whether 64 bytes are computed in one step, two such vectors at a time: so many sums must be under way."""
+        return self.width == LINE and self.registers >= 32 and not self.halves
+
+    @property
     def narrows(self) -> bool:
         """Whether a plan may use vectors of half the width."""
         return self.halves and self.tile is None

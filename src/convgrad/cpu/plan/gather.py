@@ -98,7 +98,7 @@ class Planner:
         self.fold: Fold | None = None
         self.groups, self.in_total, self.out_total = p.g, cin, cout
         dotted = p.dtype == "bf16" and dots(self.target)
-        if shares(self.target, lanes, p.g, cin, cout):
+        if shares(self.target, lanes, p.g, cin, cout, dotted):
             self.share, self.groups = (cin, cout), 1
             self.in_total, self.out_total = p.g * cin, p.g * cout
         price = NARROW_PAIRS if dotted and not self.share else NARROW
@@ -206,7 +206,8 @@ class Planner:
         narrower = columns % self.vectors > 0  # then a second tile is two more functions
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         length = self.share[0] if self.share else self.cin
-        evenly = {} if self.share else even(self.target, self.vectors)
+        apart = abs(axes[-1].x_step) * axes[-1].stride * self.out_size if max(self._phi()) > 1 else 0
+        evenly = {} if self.share else even(self.target, self.vectors, 0 if self.staged else apart)
         filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price, evenly)
         vector = COPIED if self.in_channel[1] == 1 else TURNED
         summed = self.share[0] if self.share else self.chunk

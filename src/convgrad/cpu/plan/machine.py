@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, inf, prod
+from math import ceil, gcd, inf, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
@@ -12,6 +12,8 @@ from ..target import Target
 
 NARROW, NARROW_PAIRS, NARROW_SLIDE = 1.05, 1.1, 1.25  # what two steps of half the width cost beside one
 TEAM = 4  # work is cut for so many threads at least
+WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
+SUMS_ALONE = 16  # rows of a tile that sums pixels, if one vector is all there is and two are multiplied at a time
 ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
 
 
@@ -56,6 +58,12 @@ def tile(target: Target, lanes: int, channels: int, *, together: bool = False) -
     return tiles(target).rows[vectors], vectors
 
 
+def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
+    """(rows, vectors) of the register tile of sums over pixels, whose rows are channels: one address serves many."""
+    rows, vectors = tile(target, lanes, channels)
+    return (SUMS_ALONE if vectors == 1 and target.full and not target.tile else rows), vectors
+
+
 def row_steps(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[float, int]:
     """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
 
@@ -73,12 +81,13 @@ def row_steps(target: Target, lanes: int, channels: int, *, together: bool = Fal
     return cost, -vectors
 
 
-def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int) -> bool:
+def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int, pairs: bool) -> bool:
     """Whether groups have so few channels that several share a vector, each lane picking the inputs of its own.
 
-    One that fills a vector of half the width has it to itself.
+    One that fills a vector of half the width has it to itself, or half of a whole one if products of bf16 can then be
+    taken in pairs.
     """
-    alone = target.narrows and 2 * outputs == lanes
+    alone = (target.narrows or pairs) and 2 * outputs == lanes
     return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
 
 
@@ -127,13 +136,15 @@ def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
 
 
-def even(target: Target, vectors: int) -> dict[int, float]:
+def even(target: Target, vectors: int, apart: int) -> dict[int, float]:
     """Rows of tiles whose pixels are evenly spaced, so that one address serves them all, with what they cost.
 
-    Single vectors of half the width, two of which are multiplied in the time of one, gain by it and by more rows.
+    Single vectors, where two are multiplied at a time, gain by it and by more rows; not if a stride spreads the results
+    (`apart` is how many bytes, 0 without a stride) so that those of a tile share a few sets of the first-level cache.
     """
-    alone = target.narrow and vectors == 1 and not target.tile
-    return {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)} if alone else {}
+    alone = (target.narrow or target.full) and vectors == 1 and not target.tile
+    spread = apart == 0 or gcd(apart, WAY) < WAY // 2
+    return {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)} if alone and spread else {}
 
 
 def dots(target: Target) -> bool:

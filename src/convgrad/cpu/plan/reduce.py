@@ -19,6 +19,7 @@ from .machine import (
     NARROW_PAIRS,
     ROOM,
     TEAM,
+    WAY,
     dots,
     fitted,
     half,
@@ -28,7 +29,7 @@ from .machine import (
     shares,
     shorter,
     streams,
-    tile,
+    sums_tile,
 )
 from .shape import (
     AXES,
@@ -50,7 +51,6 @@ FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
 FEW_SPREAD = 200  # and this, if blocks of four fall into all sets of the first-level cache
 FEW_SHORT = 12  # and this, if vectors are shorter than lines of memory
-WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
 KEPT = 46  # a box whose lines do has fewer pixels, if few products are made of each
 SUMS = 5 << 18  # bytes of the sums of all slices of a weight gradient, if four of them fit
 SUMMED = 6  # vectors of sums that a tile has at least, so that products need not wait for each other
@@ -134,7 +134,9 @@ class Planner:
         dotted = p.dtype == "bf16" and dots(self.target)
         self.share: tuple[int, int] | None = None
         self.groups, self.pairs, self.twins = p.g, False, False
-        if shares(self.target, self.lanes, p.g, p.cx, p.cy):
+        last, channels = self.shape.axes[-1], {self.x_channel[1], self.y_channel[1]}
+        pixels_lie = last.x_step == last.y_step == 1 and 1 not in channels
+        if shares(self.target, self.lanes, p.g, p.cx, p.cy, dotted and pixels_lie):
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
             self._fit(lambda t, step: step * shared_steps(t.lanes(self.item), self.clane, p.cy), NARROW)
@@ -147,8 +149,6 @@ class Planner:
             self.rows = step * p.cx
             self.why.append(f"{self.lanes // p.cy} groups side by side in a vector, {step} taps in a tile")
         else:
-            last, channels = self.shape.axes[-1], {self.x_channel[1], self.y_channel[1]}
-            pixels_lie = last.x_step == last.y_step == 1 and 1 not in channels
             if dotted and (channels == {1} or pixels_lie):
                 self.shape = _by_images(self.shape)
             self.twins = pixels_lie and last is not self.shape.axes[-1]
@@ -157,7 +157,7 @@ class Planner:
                 self._fit(self._cost, NARROW_PAIRS if dotted else NARROW)
             self.row_side = self._side(self.lanes)
             self.crow, self.clane = self._channels(self.row_side)
-            self.highest, self.vectors = tile(self.target, self.lanes, self.clane)
+            self.highest, self.vectors = sums_tile(self.target, self.lanes, self.clane)
             self.rows = self._height(self.crow)
         if self.target.narrow:
             self.why.append(narrow_text(self.lanes, self.clane))
@@ -196,7 +196,7 @@ class Planner:
 
     def _height(self, channels: int) -> int:
         """Rows of the tile that fill it best with so many channels."""
-        heights = range(self.highest, max(self.highest - 3, 0), -1)
+        heights = range(self.highest, max(min(self.highest - 3, 8), 0), -1)
 
         def cost(rows: int) -> float:
             return ceil(channels / rows) * rows * shorter(self.target, self.highest, self.vectors, rows)
