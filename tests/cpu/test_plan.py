@@ -293,6 +293,26 @@ def test_single_vectors_have_higher_tiles_where_two_are_multiplied_at_a_time(tex
 
 
 @pytest.mark.parametrize(
+    ("text", "full", "halved"),
+    [
+        # Weights of a block: 9 taps of 256 channels are 576 KiB, of which 3/5 of the cache are enough.
+        ("x f32 n8 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio", 256, 128),
+        ("x f32 n8 g1 cx320 cy320 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio", 112, 112),
+        ("x bf16 n8 g1 cx512 cy512 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio", 512, 128),
+        # Phases of a stride meet 4 taps at most, all of them if the dilation is a multiple of it.
+        ("x f32 n8 g1 cx512 cy512 x14x14 w3x3 y7x7 s2x2 d1x1 p1x1 x@nxc y@nxc w@xio", 512, 128),
+        ("x f32 n8 g1 cx512 cy512 x14x14 w3x3 y6x6 s2x2 d2x2 p1x1 x@nxc y@nxc w@xio", 128, 128),
+        ("x f32 n8 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", 128, 128),
+    ],
+)
+def test_sums_are_in_parts_if_weights_do_not_stay(text: str, full: int, halved: int) -> None:
+    for target, chunk in ((FULL, full), (HALVED, halved)):
+        plan = make_plan(Problem.parse(text), target, 2)
+        assert isinstance(plan, Gather)
+        assert plan.chunk == chunk
+
+
+@pytest.mark.parametrize(
     ("wanted", "layout", "alone"), [("x", NXC, True), ("y", "", True), ("w", "", True), ("w", NXC, False)]
 )
 def test_groups_of_half_a_vector_are_alone_where_that_makes_pairs(wanted: str, layout: str, alone: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
-from math import ceil, prod
+from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
@@ -145,14 +145,26 @@ class Planner:
         if self.share:
             self.chunk = self.in_total
         else:
-            steps = self.target.l2 // 3 // (item * self.block)
-            parts = max(1, ceil(self.taps * cin / steps))
-            self.chunk = max(1, min(cin, up(ceil(cin / parts), self.lanes)))
+            self.chunk = max(1, min(cin, up(ceil(cin / self._parts()), self.lanes)))
             if self.chunk < cin:
                 # Between chunks a thread keeps the sums of a box over all channels.
                 self.most = min(self.most, ROOM // (up(self.cout, self.block) * item))
                 if self.most < prod(self._phi()):
                     self.most, self.chunk = 4096, cin  # those of the smallest box are too many
+
+    def _parts(self) -> int:
+        """Parts of the sum over channels, so that weights of a block stay in a third of the second-level cache.
+
+        Where products are quick and results need no stage but for parts, that costs more than weights do which take
+        most of the cache, as far as one phase meets them.
+        """
+        axes, l2 = self.shape.axes, self.target.l2
+        if self.target.full and self.fold is None and (self.out_channel[1] == 1 or self.out_total == 1):
+            taps = prod(a.k if self.forward else ceil(a.k * gcd(a.stride, a.dilation) / a.stride) for a in axes)
+            paired = self.p.dtype == "bf16" and dots(self.target) and self.cin % 2 == 0
+            if taps * self.cin * self.block * (self.size if paired else self.item) <= l2 * 3 // 5:
+                return 1
+        return max(1, ceil(self.taps * self.cin / (l2 // 3 // (self.item * self.block))))
 
     def _take_input(self) -> None:
         """How the input is read and the results are written: in pairs, in place, through a stage."""
