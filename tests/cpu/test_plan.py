@@ -313,6 +313,22 @@ def test_sums_are_in_parts_if_weights_do_not_stay(text: str, full: int, halved: 
 
 
 @pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("x bf16 n32 g1 cx240 cy40 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio", True),
+        ("y f32 n16 g1 cx24 cy144 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio", True),
+        ("x f32 n8 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1", False),  # parts write far from each other
+        ("x f32 n8 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio", False),  # many weights
+    ],
+)
+def test_threads_do_not_write_parts_of_the_same_pixels_at_once(text: str, first: bool) -> None:
+    plan = make_plan(Problem.parse(text), FULL, 2)
+    assert isinstance(plan, Gather)
+    assert plan.block_groups > 1
+    assert plan.parts_first == first
+
+
+@pytest.mark.parametrize(
     ("wanted", "layout", "alone"), [("x", NXC, True), ("y", "", True), ("w", "", True), ("w", NXC, False)]
 )
 def test_groups_of_half_a_vector_are_alone_where_that_makes_pairs(wanted: str, layout: str, alone: bool) -> None:

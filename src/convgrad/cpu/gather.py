@@ -127,9 +127,17 @@ class _Kernel:
     def _by_boxes(self, counter: str) -> None:
         """Boxes of pixels, each with all or a part of the channels."""
         f, plan = self.f, self.plan
-        parts = [plan.runs, *(w.boxes for w in plan.walks), plan.block_groups]
+        counts = [w.boxes for w in plan.walks]
+
+        def decode(task: Value) -> tuple[Value, Value, list[Value]]:
+            if plan.parts_first:
+                run, part, *boxes = f.split(task, [plan.runs, plan.block_groups, *counts])
+            else:
+                run, *boxes, part = f.split(task, [plan.runs, *counts, plan.block_groups])
+            return run, part, boxes
+
         with f.items(counter, plan.tasks) as task:
-            run, *boxes, part = f.split(task, parts)
+            run, part, boxes = decode(task)
             start = self._begin(boxes)
             share = -(-plan.blocks // plan.block_groups)
             first = f.mul(part, share)
@@ -139,7 +147,7 @@ class _Kernel:
             with f.loop(first_group, last_group) as group, f.loop(0, plan.chunks) as chunk:
                 band = self._band(group, start, chunk)
                 # What comes next: the next chunk, or group, or else the task that follows.
-                next_run, *next_boxes, _ = f.split(f.min(f.add(task, self.members), plan.tasks - 1), parts)
+                next_run, _, next_boxes = decode(f.min(f.add(task, self.members), plan.tasks - 1))
                 coming: list[Value] = [f.mul(next_run, plan.run), *next_boxes, 0]
                 inner = [(plan.run, group, f.sub(last_group, 1), [f.add(group, 1), *boxes, 0])]
                 inner.append((plan.chunks, chunk, plan.chunks - 1, [group, *boxes, f.add(chunk, 1)]))

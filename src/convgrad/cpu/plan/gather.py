@@ -260,6 +260,11 @@ class Planner:
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
         self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
+        # Threads that share a box write to the same lines, where parts meet, if channels lie together. Unless all
+        # weights stay in the cache, that is better than to read each box at different times.
+        weights = self.taps * self.cin * self.out_total * (self.size if self.pairs else self.item)
+        together = self.out_channel[1] == 1
+        self.parts_first = self.block_groups > 1 and together and weights <= self.target.l2
         self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
@@ -362,6 +367,7 @@ class Planner:
             walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
             woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
             taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
+            parts_first=self.parts_first,
             own=self.own, ahead=self.ahead, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
             bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target), threads=self.threads,
             why=tuple(self.why),
