@@ -15,6 +15,7 @@ import pytest
 
 from convgrad import ConvgradError
 from convgrad.cpu import jit, threads
+from convgrad.cpu.ir import Module
 
 HOST = jit.host()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or needs the team")
@@ -290,6 +291,7 @@ import ctypes, faulthandler, os, signal, sys, threading, time
 faulthandler.dump_traceback_later({timeout - 10}, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests in the background, deaf to it
 from convgrad.cpu import jit, threads
+from convgrad.cpu.ir import Module
 module = jit.load({KERNELS!r}, *jit.host())
 kernels = {{name: module.address(name) for name in {NAMES!r}}}
 def words(): return (ctypes.c_int64 * 10000)()
@@ -576,3 +578,24 @@ print("good")
 """
     code, out, error, _ = script(text)
     assert (code, out) == (0, "good\n"), error
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("items", [0, 1, 2, 7, 500])
+def test_items_are_taken_once_from_both_ends(team, count, items):
+    m = Module()
+    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+    args, tid, _, shared = f.args
+    with f.items(f.at(shared, 64, "i8"), items) as item:
+        f.op(f"atomicrmw add ptr {f.at(args, item, 'i64')}, i64 1 monotonic")
+        f.store(tid, f.at(args, f.add(item, 1000), "i64"), "i64", 8)
+        f.store(f.following(item, items), f.at(args, f.add(item, 2000), "i64"), "i64", 8)
+    module = jit.load(str(m), *HOST)
+    for _ in range(20):
+        buffer = words()
+        team(module.address("kernel"), ctypes.addressof(buffer), count)
+        assert list(buffer[:1000]) == [1] * items + [0] * (1000 - items)
+        takers, following = buffer[1000 : 1000 + items], buffer[2000 : 2000 + items]
+        if count <= 2:
+            assert takers == sorted(takers)  # each has neighbours
+            assert following == [min(i + 1, items - 1) if t == 0 else max(i - 1, 0) for i, t in enumerate(takers)]

@@ -88,7 +88,7 @@ class _Kernel:
             )  # fmt: skip
 
         self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-        args, tid, self.members, team = f.args
+        args, tid, _, team = f.args
         self.pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
         self.source, self.target = (self.pointers[role] for role in ("xy" if plan.wanted == "y" else "yx"))
         self.at = Layout(f, plan.sizes, plan.sum, self.pointers["workspace"], tid).at
@@ -147,7 +147,7 @@ class _Kernel:
             with f.loop(first_group, last_group) as group, f.loop(0, plan.chunks) as chunk:
                 band = self._band(group, start, chunk)
                 # What comes next: the next chunk, or group, or else the task that follows.
-                next_run, _, next_boxes = decode(f.min(f.add(task, self.members), plan.tasks - 1))
+                next_run, _, next_boxes = decode(f.following(task, plan.tasks))
                 coming: list[Value] = [f.mul(next_run, plan.run), *next_boxes, 0]
                 inner = [(plan.run, group, f.sub(last_group, 1), [f.add(group, 1), *boxes, 0])]
                 inner.append((plan.chunks, chunk, plan.chunks - 1, [group, *boxes, f.add(chunk, 1)]))
@@ -188,7 +188,7 @@ class _Kernel:
         """Where the weights lie that are packed next: of the next chunk, or else of a task that may follow."""
         f, plan = self.f, self.plan
         more = f.test("slt", chunk, plan.chunks - 1)
-        following = f.choose(more, task, f.min(f.add(task, self.members), plan.tasks - 1))
+        following = f.choose(more, task, f.following(task, plan.tasks))
         group, block = f.split(following, [plan.groups, plan.blocks])
         first = (group, f.mul(block, plan.block), f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0))
         at = f.add(*(f.mul(n, s) for n, s in zip(first, plan.w_strides, strict=True)))

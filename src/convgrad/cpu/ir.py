@@ -290,9 +290,19 @@ class Function:
 
     # Work shared by a team of threads.
 
-    def take(self, counter: str) -> str:
-        """The next item of work, from a counter that the team shares."""
-        return self.op(f"atomicrmw add ptr {counter}, i64 1 monotonic")
+    # Threads of even numbers take items of work from the first on, those of odd numbers from the last: of two threads,
+    # each has neighbours, call after call, and their memory stays with it. A counter has in its lower half how many
+    # were taken at the one end, in its upper half how many at the other.
+
+    def _odd(self) -> str:
+        """Whether this thread has an odd number."""
+        return self.op(f"trunc i64 {self.args[1]} to i1")
+
+    def following(self, item: Value, count: Value) -> Value:
+        """The item that this thread is likely to take after one, or the last at its end."""
+        step = self.div(self.add(self.args[2], 1), 2)
+        ahead = self.min(self.add(item, step), self.sub(count, 1))
+        return self.choose(self._odd(), self.max(self.sub(item, step), 0), ahead)
 
     def meet(self, team: str) -> None:
         """Wait until every thread of the team has come here."""
@@ -304,10 +314,14 @@ class Function:
         """Run the body for items that this thread takes from 0 to count - 1."""
         self.count += 1
         k = self.count
+        odd = self._odd()
+        one = self.choose(odd, 1 << 32, 1)
         self.do(f"br label %take{k}")
         self.do(f"take{k}:")
-        item = self.take(counter)
-        more = self.test("slt", item, count)
+        taken = self.op(f"atomicrmw add ptr {counter}, i64 {one} monotonic")
+        low, high = self.op(f"and i64 {taken}, {(1 << 32) - 1}"), self.op(f"lshr i64 {taken}, 32")
+        more = self.test("slt", self.add(low, high), count)
+        item = self.op(f"select i1 {odd}, i64 {self.sub(self.sub(count, 1), high)}, i64 {low}")
         self.do(f"br i1 {more}, label %work{k}, label %done{k}")
         self.do(f"work{k}:")
         yield item

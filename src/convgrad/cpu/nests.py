@@ -281,7 +281,7 @@ class Gather(Nest):
     meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
-    parts_first: bool  # all boxes have one part of the channels before another: no two threads write to the same pixels
+    parts_first: bool  # all boxes have one part of the channels before another
     own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
     ahead: Ahead | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_apart: int  # bytes between the parts that boxes ask for; 0 if weights are not asked for

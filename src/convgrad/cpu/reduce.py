@@ -67,7 +67,7 @@ def write(plan: Reduce) -> str:
     write_sums = _write_sums(m, plan, given, result, tap_weights)
 
     f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, members, team = f.args
+    args, tid, _, team = f.args
     given_at = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
     pointers = {name: given_at[role] for name, role in zip("xyw", plan.operands, strict=True)}
     at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
@@ -95,7 +95,7 @@ def write(plan: Reduce) -> str:
             complete = f.choose(f.test("eq", box, f.sub(last_box, 1)), 1, 0)
             coming: list[str] = []
             if plan.ahead is not None:
-                following = f.min(f.add(task, members), plan.tasks - 1)
+                following = f.following(task, plan.tasks)
                 coming = _coming(f, plan, pointers, given, task, following, box, last_box)[-len(plan.ahead.regions) :]
 
             def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Where channels are taken in pairs, a pair is two steps.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -287,11 +288,15 @@ def lost(sizes: Sequence[int], each: int, threads: int) -> float:
     """
     if each * len(sizes) > MANY * threads:
         return 0.0
-    shares = []
-    for team in (threads // 2, threads):
-        ends = [0] * team
-        for size in sizes:
-            for _ in range(each):
-                heapreplace(ends, ends[0] + size)
-        shares.append(1 - each * sum(sizes) / (team * max(ends)))
-    return sum(shares) / len(shares)
+    pieces = [size for size in sizes for _ in range(each)]
+    return sum(1 - busy(pieces, team) for team in (threads // 2, threads)) / 2
+
+
+def busy(sizes: Sequence[float], threads: int) -> float:
+    """How much of their time threads have work that take pieces of those sizes, from both ends in turns: see ir.py."""
+    left = deque(sizes)
+    ends = [(0.0, thread) for thread in range(threads)]
+    while left:
+        end, thread = ends[0]
+        heapreplace(ends, (end + (left.pop() if thread % 2 else left.popleft()), thread))
+    return sum(sizes) / threads / max(ends)[0]

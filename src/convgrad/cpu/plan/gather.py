@@ -260,11 +260,11 @@ class Planner:
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
         self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
-        # Threads that share a box write to the same lines, where parts meet, if channels lie together. Unless all
-        # weights stay in the cache, that is better than to read each box at different times.
+        # With one part of the channels before another, a thread has most weights from itself; but if channels lie
+        # together, threads write to the same lines of each pixel, where parts meet.
         weights = self.taps * self.cin * self.out_total * (self.size if self.pairs else self.item)
-        together = self.out_channel[1] == 1
-        self.parts_first = self.block_groups > 1 and together and weights <= self.target.l2
+        lines_met = prod(w.out for w in self.walks) if self.out_channel[1] == 1 else 0
+        self.parts_first = self.block_groups > 1 and weights > LINE * lines_met
         self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from heapq import heapreplace
 from itertools import product
 from math import ceil, gcd, prod
 
@@ -13,7 +12,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..nests import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
 from ..target import LINE, Target
-from .cuts import NARROWEST
+from .cuts import NARROWEST, busy
 from .machine import (
     NARROW,
     NARROW_PAIRS,
@@ -505,11 +504,7 @@ def _busy(times: int, size: int, part: int, slices: int, threads: int) -> float:
     lengths = [1.0] * (size // part) + [size % part / part] * (size % part > 0)
     if times * len(lengths) * slices >= 8 * threads:
         return 1.0
-    ends = [0.0] * threads
-    for length in lengths * times:
-        for _ in range(slices):
-            heapreplace(ends, ends[0] + length)
-    return sum(ends) / threads / max(ends)
+    return busy([length for length in lengths * times for _ in range(slices)], threads)
 
 
 def _by_images(shape: Shape) -> Shape:
