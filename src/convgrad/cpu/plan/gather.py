@@ -48,6 +48,7 @@ WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squa
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
 UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
+SHARED = 1.25  # of the second-level cache: more weights than this are not shared by all threads
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
@@ -262,14 +263,17 @@ class Planner:
         self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
         # With one part of the channels before another, a thread has most weights from itself; but if channels lie
         # together, threads write to the same lines of each pixel, where parts meet.
-        weights = self.taps * self.cin * self.out_total * (self.size if self.pairs else self.item)
         lines_met = prod(w.out for w in self.walks) if self.out_channel[1] == 1 else 0
-        self.parts_first = self.block_groups > 1 and weights > LINE * lines_met
+        self.parts_first = self.block_groups > 1 and self._weight_bytes() > LINE * lines_met
         self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
         elif self.run > 1:
             self.why.append(f"{self.run} groups in a task")
+
+    def _weight_bytes(self) -> int:
+        """Bytes of all weights of a group, packed."""
+        return self.taps * self.cin * self.out_total * (self.size if self.pairs else self.item)
 
     def _many_weights(self, threads: int) -> bool:
         """Whether it pays that threads pack the weights that they need, for all boxes: these do not leave their caches.
@@ -296,11 +300,14 @@ class Planner:
     def _shared_by(self, tasks: int, threads: int) -> int:
         """Tasks that share a box, each with a part of the channels, if there would be so many without.
 
-        More of them, if packing it again costs little beside the products.
+        More of them, if packing it again costs little beside the products; at least two where weights are so many that
+        threads had better not share them.
         """
         cheap = self.in_place or self.taps * self.vectors >= 16
         wanted = 8 * threads if cheap and self.blocks > 1 else 2 * threads
         parts = 1 if tasks >= wanted else min(self.blocks, ceil(wanted / tasks))
+        if self._weight_bytes() > SHARED * self.target.l2:
+            parts = max(parts, min(2, self.blocks))
         return ceil(self.blocks / ceil(self.blocks / parts))
 
     def _use_caches(self) -> None:
