@@ -19,7 +19,7 @@ from convgrad.cpu.plan import Axis, make_plan, simplify
 from convgrad.cpu.plan.cuts import BEGIN, Boxes, Filling, Room
 from convgrad.cpu.plan.machine import dots
 from convgrad.cpu.plan.reduce import _busy
-from convgrad.cpu.plan.shape import lines, spatial, walks_of
+from convgrad.cpu.plan.shape import lines, spans, spatial, walks_of
 from convgrad.cpu.target import LINE, Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.descriptors import Descriptor, read
@@ -310,6 +310,31 @@ def test_sums_are_in_parts_if_weights_do_not_stay(text: str, full: int, halved: 
         plan = make_plan(Problem.parse(text), target, 2)
         assert isinstance(plan, Gather)
         assert plan.chunk == chunk
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("w f32 n8 g1 cx1024 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", False),
+        ("w f32 n8 g1 cx512 cy512 x14x14 w3x3 y7x7 s2x2 d1x1 p1x1", False),
+        ("w f32 n8 g1 cx512 cy512 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", True),
+        ("w f32 n8 g1 cx1040 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", True),
+    ],
+)
+def test_pixels_that_share_a_set_of_the_cache_are_packed(text: str, full: bool) -> None:
+    """If they lie a multiple of 4096 bytes apart, and products are quick."""
+    for target, in_place in ((FULL, full), (HALVED, True)):
+        plan = make_plan(Problem.parse(text + NXC), target, 2)
+        assert isinstance(plan, Reduce)
+        assert plan.in_place == in_place
+
+
+def test_what_a_stride_without_a_kernel_leaves_out_is_not_asked_for() -> None:
+    assert spans(Axis(56, 28, 1, 2, x_step=64), 14, True) == (14, 128)
+    assert spans(Axis(28, 28, 1, 1, x_step=64), 14, True) == (14, 64)
+    assert spans(Axis(56, 28, 3, 2, pad=1, x_step=64), 14, True) == (29, 64)
+    assert spans(Axis(56, 28, 1, 2, y_step=32), 14, False) == (14, 32)
+    assert spans(Axis(10, 9, 3, 1, pad=1, y_step=32), 9, False) == (9, 32)  # no more than there are
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ from .shape import (
     lines,
     packed,
     phases_of,
-    reach,
     simplify,
+    spans,
     tap_offsets,
     walks_of,
 )
@@ -327,11 +327,9 @@ class Planner:
         weights = self._next_weights(calls * steps * self.taps) if self.own else None
         if self.boxes == 1 and weights is None:
             return
-        spans = [
-            min((w.box - 1) * w.sigma + reach(a, self.forward), q.size)
-            for w, q, a in zip(self.walks, self.packs, self.shape.axes, strict=True)
-        ]
-        regions = [lines(spans, [q.stride for q in self.packs], self.chunk, self.in_channel[1], self.size)]
+        axes = zip(self.shape.axes, self.walks, strict=True)
+        counts, steps_in = zip(*(spans(a, w.box, self.forward) for a, w in axes), strict=True)
+        regions = [lines(counts, steps_in, self.chunk, self.in_channel[1], self.size)]
         if not self.stream and self.fold is None:
             apart = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)

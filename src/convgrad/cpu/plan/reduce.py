@@ -42,6 +42,7 @@ from .shape import (
     packed,
     phases_of,
     simplify,
+    spans,
     tap_offsets,
     walks_of,
 )
@@ -223,9 +224,12 @@ class Planner:
         exact = DTYPES[self.p.dtype].numpy == self.sum_dtype
         rows = exact and (1 in (channel, pixel) or crow == 1)
         eight = lanes == crow == clane == LINE // (2 * self.item) and self.target.registers >= 32
-        same_sets = crow * self.item <= LINE and self._same_sets(row_side)
-        if channel == 1 and self.groups > 1 and self.taps > 1 and (eight or same_sets):
+        same_sets = self.turned is None and self._same_sets(row_side)
+        grouped = self.groups > 1 and self.taps > 1
+        if channel == 1 and grouped and (eight or (same_sets and crow * self.item <= LINE)):
             rows = False  # half of each line would be used, or lines so far apart drive each other out
+        if channel == 1 and same_sets and self.target.full:
+            rows = False  # so they do for many rows, and products are too quick to wait
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
         lanes_lie = self.taps == 1 and lane_channel == 1 and clane % lanes == 0 and crow <= self._few(row_side, lanes)
@@ -469,9 +473,9 @@ class Planner:
         if self.share:
             calls = ceil(self.taps / (self.rows // p.cx))
             x_channels, y_channels = lane_channels // p.cy * p.cx, lane_channels
-        span = [min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, a.x) for a, b in zip(axes, self.box, strict=True)]
+        counts, steps = zip(*(spans(a, b, forward=True) for a, b in zip(axes, self.box, strict=True)), strict=True)
         size = DTYPES[p.dtype].size
-        x_lines = lines(span, [a.x_step for a in axes], x_channels, self.x_channel[1], size)
+        x_lines = lines(counts, steps, x_channels, self.x_channel[1], size)
         y_lines = lines(self.box, [a.y_step for a in axes], y_channels, self.y_channel[1], size)
         regions = (x_lines, y_lines) if self.turned is None else (y_lines,)
         self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box) // (2 if self.pairs else 1))

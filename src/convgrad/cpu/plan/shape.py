@@ -94,6 +94,17 @@ def reach(a: Axis, forward: bool) -> int:
     return max(found) - min(found) + 1
 
 
+def spans(a: Axis, box: int, forward: bool) -> tuple[int, int]:
+    """Inputs that a box meets along an axis, and how many elements lie between them: all from the first to the last.
+
+    A stride without a kernel leaves out those between.
+    """
+    sigma, size, step = (a.stride, a.x, a.x_step) if forward else (1, a.y, a.y_step)
+    if reach(a, forward) == 1:
+        return min(box, ceil(size / sigma)), sigma * step
+    return min((box - 1) * sigma + reach(a, forward), size), step
+
+
 def met_by(a: Axis, offset: int) -> tuple[int, int]:
     """The range of y for which a tap at that offset lies inside x."""
     return max(0, -(offset // a.stride)), min(a.y, -((offset - a.x) // a.stride))
