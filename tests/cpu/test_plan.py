@@ -342,7 +342,7 @@ def test_what_a_stride_without_a_kernel_leaves_out_is_not_asked_for() -> None:
     [
         ("x bf16 n32 g1 cx240 cy40 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio", False),
         ("y f32 n16 g1 cx24 cy144 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio", False),
-        ("x f32 n8 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1", True),  # parts write far from each other
+        ("x f32 n8 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", True),  # parts write far from each other
         ("x f32 n8 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio", True),  # many weights
     ],
 )
@@ -351,6 +351,22 @@ def test_threads_share_lines_of_weights_or_of_results_whichever_are_fewer(text: 
     assert isinstance(plan, Gather)
     assert plan.block_groups > 1
     assert plan.parts_first == first
+    assert plan.copies != first
+
+
+def test_few_weights_are_packed_by_each_thread_if_it_has_pixels_enough() -> None:
+    def plan(sizes: str, threads: int = 2) -> Gather:
+        made = make_plan(Problem.parse(f"x f32 {sizes} w3x3 s1x1 d1x1 p1x1{NXC}"), FULL, threads)
+        assert isinstance(made, Gather)
+        return made
+
+    many = plan("n8 g1 cx64 cy64 x56x56 y56x56")
+    assert many.copies
+    assert ".weights" in many.sizes
+    assert not plan("n1 g1 cx64 cy64 x14x14 y14x14").copies  # few pixels
+    assert not plan("n8 g1 cx64 cy64 x56x56 y56x56", 256).copies  # for each of so many threads too
+    assert not plan("n8 g1 cx256 cy256 x28x28 y28x28").copies  # many weights
+    assert not plan("n8 g64 cx64 cy64 x28x28 y28x28").copies
 
 
 @pytest.mark.parametrize(

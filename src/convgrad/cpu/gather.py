@@ -98,7 +98,8 @@ class _Kernel:
             self._by_blocks(f.at(team, 64, "i8"))
         else:
             self._pack_all(f.at(team, 64, "i8"))
-            f.meet(team)
+            if not plan.copies:
+                f.meet(team)
             self._by_boxes(f.at(team, 128, "i8"))
         if plan.stream:
             f.settle()
@@ -106,7 +107,8 @@ class _Kernel:
     def _pack_all(self, counter: str) -> None:
         """The weights, and the bias, in the order in which the tiles read them."""
         f, plan = self.f, self.plan
-        with f.items(counter, plan.groups * plan.blocks * plan.chunks) as unit:
+        units = plan.groups * plan.blocks * plan.chunks
+        with f.loop(0, units) if plan.copies else f.items(counter, units) as unit:
             group, block, chunk = f.split(unit, [plan.groups, plan.blocks, plan.chunks])
             weights, bias = self._weights(group, block, chunk)
             f.call(self.pack_weights, self.pointers["w"], weights, group, block, chunk)
@@ -122,7 +124,8 @@ class _Kernel:
         inner = f.mul(step, f.mul(_width(f, plan, block), len(plan.taps)))
         place = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel), inner)
         bias = f.mul(f.add(f.mul(group, plan.blocks), block), plan.block)
-        return f.at(self.at["weights"], place, plan.sum), f.at(self.at["bias"], bias, plan.sum)
+        mark = "." if plan.copies else ""
+        return f.at(self.at[f"{mark}weights"], place, plan.sum), f.at(self.at[f"{mark}bias"], bias, plan.sum)
 
     def _by_boxes(self, counter: str) -> None:
         """Boxes of pixels, each with all or a part of the channels."""

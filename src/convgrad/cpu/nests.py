@@ -282,6 +282,7 @@ class Gather(Nest):
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
     parts_first: bool  # all boxes have one part of the channels before another
+    copies: bool  # each thread packs all weights for itself, and waits for no other
     own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
     ahead: Ahead | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_apart: int  # bytes between the parts that boxes ask for; 0 if weights are not asked for
@@ -388,7 +389,7 @@ class Gather(Nest):
     @property
     def at_once(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
-        return self.shared + self.own * self.item * self.groups * self.panels
+        return self.shared + (self.own or self.copies) * self.item * self.groups * self.panels
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -398,9 +399,10 @@ class Gather(Nest):
         band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
         several = self.boxes if self.own else self.blocks  # whose sums are kept between chunks
         stage = self.stage * (several if self.chunks > 1 else 1) if self.staged else 0
-        weights, bias, mark = self.groups * self.panels, self.groups * self.blocks * self.block, ""
+        weights, bias = self.groups * self.panels, self.groups * self.blocks * self.block
         if self.own:
-            weights, bias, mark = len(self.taps) * (self.chunk // self.width) * self.block, self.block, "."
+            weights, bias = len(self.taps) * (self.chunk // self.width) * self.block, self.block
+        mark = "." if self.own or self.copies else ""
         table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
         return {
             f"{mark}weights": up(weights, line),

@@ -48,6 +48,7 @@ WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squa
 FOLD = 1.2  # results are folded if that saves so much
 FOLDED = 16 << 20  # bytes that the weights of folded results may take
 UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
+COPIED_WEIGHTS, COPIED_PIXELS = 640 << 10, 200  # so few bytes of weights are packed by each thread, if it has so many
 SHARED = 1.25  # of the second-level cache: more weights than this are not shared by all threads
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -261,11 +262,18 @@ class Planner:
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
         self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
+        self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
+        # A few weights are packed again sooner than they come from another thread's cache, and nobody is waited for.
+        pixels = prod(w.out for w in self.walks)
+        few = self.groups * self._weight_bytes() <= COPIED_WEIGHTS and pixels >= COPIED_PIXELS * self.threads
+        self.copies = few and not self.own
         # With one part of the channels before another, a thread has most weights from itself; but if channels lie
         # together, threads write to the same lines of each pixel, where parts meet.
-        lines_met = prod(w.out for w in self.walks) if self.out_channel[1] == 1 else 0
-        self.parts_first = self.block_groups > 1 and self._weight_bytes() > LINE * lines_met
-        self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
+        lines_met = pixels if self.out_channel[1] == 1 else 0
+        first = self.block_groups > 1 and self._weight_bytes() > LINE * lines_met
+        self.parts_first = first and not self.copies
+        if self.copies:
+            self.why.append("each thread packs all weights for itself")
         if self.own:
             self.why.append("each block of channels has its weights packed by the thread that takes it")
         elif self.run > 1:
@@ -372,7 +380,7 @@ class Planner:
             walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
             woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
             taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
-            parts_first=self.parts_first,
+            parts_first=self.parts_first, copies=self.copies,
             own=self.own, ahead=self.ahead, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
             bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target), threads=self.threads,
             why=tuple(self.why),
