@@ -159,7 +159,8 @@ class Probe:
         """A convolution that is long enough for so many threads, which convgrad is to be set to."""
         from .functional import convolution
 
-        data = np.ones((max(1, threads // 2), 28, 28, 64), np.float32)
+        # Long beside what threads have to tell each other, which takes longer where their CPUs have no cache in common.
+        data = np.ones((2 * threads, 28, 28, 64), np.float32)
         weights = np.ones((3, 3, 64, 64), np.float32)
         # Written to memory that is there: what the system takes to give some depends on what the process did before.
         out = np.zeros_like(data)
@@ -332,7 +333,7 @@ def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
         return None
     function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(module.address("fma"))
     places = [np.full(1 << 12, 1e-3, np.float32 if dtype != "f64" else np.float64) for _ in range(threads)]
-    turns = 1 << 14
+    turns = 1 << 17  # some milliseconds: threads do not begin at quite the same time
 
     def work(thread: int) -> None:
         function(turns, places[thread].ctypes.data)
