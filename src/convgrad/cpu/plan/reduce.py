@@ -364,7 +364,8 @@ class Planner:
         crow, blocks = self.crow, self.blocks
         if self.share or self.turned is not None or self.target.tile or self.lanes_in_place:
             return
-        x, y = prod(a.x for a in self.shape.axes), prod(a.y for a in self.shape.axes)
+        axes = self.shape.axes
+        x, y = prod(min(a.x, a.y * a.k) for a in axes), prod(a.y for a in axes)  # a stride may leave pixels out
         rows, lanes = (x, y) if self.row_side == "x" else (y, x)
         row_copies = 0 if self.in_place else rows * crow
         lane_copies = lanes * self.clane
