@@ -367,6 +367,7 @@ def test_few_weights_are_packed_by_each_thread_if_it_has_pixels_enough() -> None
     assert not plan("n8 g1 cx64 cy64 x56x56 y56x56", 256).copies  # for each of so many threads too
     assert not plan("n8 g1 cx256 cy256 x28x28 y28x28").copies  # many weights
     assert not plan("n8 g64 cx64 cy64 x28x28 y28x28").copies
+    assert not plan("n8 g300 cx1 cy9 x28x28 y28x28").copies  # few channels fill whole vectors with zeros
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ class Planner:
 
     def _weight_bytes(self) -> int:
         """Bytes of all weights of a group, packed."""
-        return self.taps * self.cin * self.out_total * (self.size if self.pairs else self.item)
+        return self.taps * self.cin * up(self.out_total, self.lanes) * (self.size if self.pairs else self.item)
 
     def _many_weights(self, threads: int) -> bool:
         """Whether it pays that threads pack the weights that they need, for all boxes: these do not leave their caches.
