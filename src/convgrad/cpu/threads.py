@@ -31,9 +31,10 @@ MOST = 1024
 COUNTER = 64
 COUNTERS = 14
 
-# How long an idle worker spins before it sleeps, and how long a thread spins for others at a barrier or at the end.
+# How long an idle worker spins before it sleeps, and how long a thread spins for others at a barrier or at the end:
+# longer than a worker takes to wake up. Who sleeps there may be woken on the CPU of another thread, and wait for that.
 IDLE = 30e-6
-PATIENCE = 30e-6
+PATIENCE = 150e-6
 # A worker that finds itself on the CPU of its caller leaves it, but not again for so long.
 STAY = 4e-3
 
@@ -253,6 +254,7 @@ declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
+declare i32 @memcmp(ptr, ptr, i64)
 
 define internal void @wait(ptr %word, i32 %value) nounwind {
   %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i32 %value, ptr null, ptr null, i64 0)
@@ -285,55 +287,56 @@ define internal i64 @clock() nounwind {
   ret i64 %now
 }
 
-; Where the bit of a CPU lies in a mask.
-define internal { ptr, i8 } @bit(ptr %mask, i32 %cpu) alwaysinline nounwind {
-  %index = lshr i32 %cpu, 3
-  %wide = zext i32 %index to i64
-  %byte = getelementptr i8, ptr %mask, i64 %wide
-  %low = trunc i32 %cpu to i8
-  %shift = and i8 %low, 7
-  %one = shl i8 1, %shift
-  %a = insertvalue { ptr, i8 } poison, ptr %byte, 0
-  %b = insertvalue { ptr, i8 } %a, i8 %one, 1
-  ret { ptr, i8 } %b
-}
-
-; The CPUs that a thread (0 is this one) may use. False if they are not known, or if that CPU is too high for a mask.
-define internal i1 @allowed(i32 %thread, i32 %cpu, ptr %mask) nounwind {
+; Keep a thread (0 is this one) from a CPU, if it may use others. %mask gets what it may use then, for @allow.
+define internal i1 @avoid(i32 %thread, i32 %cpu, ptr %mask) nounwind {
+entry:
   %size = call i32 @sched_getaffinity(i32 %thread, i64 128, ptr %mask)
   %known = icmp sge i32 %size, 0
   %valid = icmp ult i32 %cpu, 1024
-  %both = and i1 %known, %valid
-  ret i1 %both
-}
-
-; Keep a thread from a CPU, if it may use others. %mask gets all that it may use, for @allow.
-define internal i1 @avoid(i32 %thread, i32 %cpu, ptr %mask) nounwind {
-entry:
-  %go = call i1 @allowed(i32 %thread, i32 %cpu, ptr %mask)
-  br i1 %go, label %set, label %no
+  %go = and i1 %known, %valid
+  br i1 %go, label %look, label %no
+look:
+  %one = call i8 @flip(ptr %mask, i32 %cpu)
+  ; A CPU that it may not use need not be avoided.
+  %was = icmp eq i8 %one, 0
+  br i1 %was, label %set, label %no
 set:
-  %at = call { ptr, i8 } @bit(ptr %mask, i32 %cpu)
-  %byte = extractvalue { ptr, i8 } %at, 0
-  %one = extractvalue { ptr, i8 } %at, 1
-  %all = load i8, ptr %byte
-  %others = xor i8 %one, -1
-  %rest = and i8 %all, %others
-  store i8 %rest, ptr %byte
   ; An empty mask is refused, and nothing has changed.
   %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
-  store i8 %all, ptr %byte
   %done = icmp eq i32 %r, 0
   ret i1 %done
 no:
   ret i1 false
 }
 
-; Let a thread use CPUs again.
-define internal void @allow(i1 %kept, i32 %thread, ptr %mask) nounwind {
+; Turn the bit of a CPU in a mask. Returns it as it is then, at its place in the byte.
+define internal i8 @flip(ptr %mask, i32 %cpu) nounwind {
+  %index = lshr i32 %cpu, 3
+  %wide = zext i32 %index to i64
+  %byte = getelementptr i8, ptr %mask, i64 %wide
+  %low = trunc i32 %cpu to i8
+  %shift = and i8 %low, 7
+  %one = shl i8 1, %shift
+  %before = load i8, ptr %byte
+  %after = xor i8 %before, %one
+  store i8 %after, ptr %byte
+  %bit = and i8 %after, %one
+  ret i8 %bit
+}
+
+; Let a thread that was kept from a CPU use it again, unless somebody else has changed what it may use meanwhile.
+define internal void @allow(i1 %kept, i32 %thread, i32 %cpu, ptr %mask) nounwind {
 entry:
-  br i1 %kept, label %set, label %done
+  %now = alloca [128 x i8], align 8
+  br i1 %kept, label %look, label %done
+look:
+  call void @llvm.memset.p0.i64(ptr align 8 %now, i8 0, i64 128, i1 false)
+  %size = call i32 @sched_getaffinity(i32 %thread, i64 128, ptr %now)
+  %differ = call i32 @memcmp(ptr %now, ptr %mask, i64 128)
+  %same = icmp eq i32 %differ, 0
+  br i1 %same, label %set, label %done
 set:
+  %bit = call i8 @flip(ptr %mask, i32 %cpu)
   %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
   br label %done
 done:
@@ -343,8 +346,9 @@ done:
 ; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
 define internal void @part(i32 %cpu) nounwind {
   %mask = alloca [128 x i8], align 8
+  call void @llvm.memset.p0.i64(ptr align 8 %mask, i8 0, i64 128, i1 false)
   %kept = call i1 @avoid(i32 0, i32 %cpu, ptr %mask)
-  call void @allow(i1 %kept, i32 0, ptr %mask)
+  call void @allow(i1 %kept, i32 0, i32 %cpu, ptr %mask)
   ret void
 }
 
@@ -354,37 +358,15 @@ define internal i32 @name() nounwind {
   ret i32 %thread
 }
 
-; Wake a thread that sleeps, on some other CPU than this one.
+; Wake a thread that sleeps, on some other CPU than this one. Until this ends nobody else changes what it may use: it
+; does not part, and whoever wakes it is busy here.
 define internal void @rouse(ptr %word, i32 %thread) nounwind {
   %mask = alloca [128 x i8], align 8
+  call void @llvm.memset.p0.i64(ptr align 8 %mask, i8 0, i64 128, i1 false)
   %cpu = call i32 @place()
   %kept = call i1 @avoid(i32 %thread, i32 %cpu, ptr %mask)
   call void @wake(ptr %word, i32 1)
-  call void @allow(i1 %kept, i32 %thread, ptr %mask)
-  ret void
-}
-
-; Sleep, and be woken on the same CPU: a thread that is woken by another one is often put beside that.
-define internal void @wait_here(ptr %word, i32 %value) nounwind {
-entry:
-  %mask = alloca [128 x i8], align 8
-  %here = alloca [128 x i8], align 8
-  %cpu = call i32 @place()
-  %go = call i1 @allowed(i32 0, i32 %cpu, ptr %mask)
-  br i1 %go, label %pin, label %sleep
-pin:
-  call void @llvm.memset.p0.i64(ptr align 8 %here, i8 0, i64 128, i1 false)
-  %at = call { ptr, i8 } @bit(ptr %here, i32 %cpu)
-  %byte = extractvalue { ptr, i8 } %at, 0
-  %one = extractvalue { ptr, i8 } %at, 1
-  store i8 %one, ptr %byte
-  %r = call i32 @sched_setaffinity(i32 0, i64 128, ptr %here)
-  %pinned = icmp eq i32 %r, 0
-  br label %sleep
-sleep:
-  %kept = phi i1 [ false, %entry ], [ %pinned, %pin ]
-  call void @wait(ptr %word, i32 %value)
-  call void @allow(i1 %kept, i32 0, ptr %mask)
+  call void @allow(i1 %kept, i32 %thread, i32 %cpu, ptr %mask)
   ret void
 }
 """
@@ -448,11 +430,6 @@ define internal i32 @name() nounwind {
 
 define internal void @rouse(ptr %word, i32 %thread) nounwind {
   call void @wake(ptr %word, i32 1)
-  ret void
-}
-
-define internal void @wait_here(ptr %word, i32 %value) nounwind {
-  call void @wait(ptr %word, i32 %value)
   ret void
 }
 """
@@ -657,15 +634,17 @@ sleep:
   %still = icmp eq i32 %woken, 2
   br i1 %still, label %sleep, label %work
 work:
+  %awake = phi i1 [ true, %spin ], [ true, %doze ], [ false, %sleep ]
   store atomic i32 0, ptr %slot monotonic, align 4
   %n = load i64, ptr %count
-  ; The system likes to wake a thread on the CPU of the one that wakes it, where the two can only take turns. If that
-  ; has happened although there are CPUs enough, this one leaves; not often, in case the system insists.
+  ; On one CPU two threads can only take turns. If this one finds itself on the CPU of the one that told it, although
+  ; there are enough, it leaves; not often, in case the system insists, and not if it slept: then see @rouse.
   %there = load i32, ptr %there.p
   %here = call i32 @place()
   %together = icmp eq i32 %here, %there
   %enough = call i1 @roomy(i64 %n)
-  %could = and i1 %together, %enough
+  %apart = and i1 %together, %enough
+  %could = and i1 %apart, %awake
   br i1 %could, label %consider, label %begin
 consider:
   %now = call i64 @clock()
@@ -733,17 +712,9 @@ again:
   br i1 %more, label %spin, label %doze
 doze:
   %d = atomicrmw add ptr %dozing, i32 1 seq_cst
-  %enough = call i1 @roomy(i64 %n)
   br label %sleep
 sleep:
-  br i1 %enough, label %stays, label %goes
-stays:
-  call void @wait_here(ptr %generation, i32 %old)
-  br label %check
-goes:
   call void @wait(ptr %generation, i32 %old)
-  br label %check
-check:
   %then = load atomic i32, ptr %generation acquire, align 4
   %same = icmp eq i32 %then, %old
   br i1 %same, label %sleep, label %up
