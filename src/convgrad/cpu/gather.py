@@ -118,14 +118,14 @@ class _Kernel:
     def _weights(self, group: Value, block: Value, chunk: Value) -> tuple[str, str]:
         """Where the packed weights and the bias of a block of channels lie."""
         f, plan = self.f, self.plan
+        weights, biases = (self.at[f"{plan.mark}{name}"] for name in ("weights", "bias"))
         if plan.own:
-            return self.at[".weights"], self.at[".bias"]
+            return weights, biases
         step = f.div(f.mul(chunk, plan.chunk), plan.width)
         inner = f.mul(step, f.mul(_width(f, plan, block), len(plan.taps)))
         place = f.add(f.mul(group, plan.panels), f.mul(block, plan.panel), inner)
         bias = f.mul(f.add(f.mul(group, plan.blocks), block), plan.block)
-        mark = "." if plan.copies else ""
-        return f.at(self.at[f"{mark}weights"], place, plan.sum), f.at(self.at[f"{mark}bias"], bias, plan.sum)
+        return f.at(weights, place, plan.sum), f.at(biases, bias, plan.sum)
 
     def _by_boxes(self, counter: str) -> None:
         """Boxes of pixels, each with all or a part of the channels."""

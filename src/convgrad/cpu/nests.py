@@ -387,9 +387,14 @@ class Gather(Nest):
         return len(self.taps) * (self.cin // self.width) * lanes
 
     @property
+    def mark(self) -> str:
+        """What the names of the weights' buffers begin with: a dot, if each thread has them of its own."""
+        return "." if self.own or self.copies else ""
+
+    @property
     def at_once(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
-        return self.shared + (self.own or self.copies) * self.item * self.groups * self.panels
+        return self.shared + bool(self.mark) * self.item * self.groups * self.panels
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -402,11 +407,10 @@ class Gather(Nest):
         weights, bias = self.groups * self.panels, self.groups * self.blocks * self.block
         if self.own:
             weights, bias = len(self.taps) * (self.chunk // self.width) * self.block, self.block
-        mark = "." if self.own or self.copies else ""
         table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
         return {
-            f"{mark}weights": up(weights, line),
-            f"{mark}bias": up(bias, line),
+            f"{self.mark}weights": up(weights, line),
+            f"{self.mark}bias": up(bias, line),
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),

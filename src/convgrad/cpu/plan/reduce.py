@@ -17,6 +17,7 @@ from .machine import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
+    SUMS_ALONE,
     TEAM,
     WAY,
     dots,
@@ -196,7 +197,8 @@ class Planner:
 
     def _height(self, channels: int) -> int:
         """Rows of the tile that fill it best with so many channels."""
-        heights = range(self.highest, max(min(self.highest - 3, 8), 0), -1)
+        lowest = min(self.highest - 3, SUMS_ALONE // 2)
+        heights = range(self.highest, max(lowest, 0), -1)
 
         def cost(rows: int) -> float:
             return ceil(channels / rows) * rows * shorter(self.target, self.highest, self.vectors, rows)
