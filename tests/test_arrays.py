@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import convgrad
+import convgrad.graph
 from convgrad import OutOfMemoryError, SpecError
 from convgrad.spec import OPS, Description, bind
 from convgrad.tensors import open_array
@@ -74,10 +76,12 @@ def test_parameters_and_their_kin():
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(w))
         layer.bias.zero_()
-    y = convgrad.convolution(torch.from_numpy(x), layer.weight, layer.bias, **CALL)
+        y = convgrad.convolution(torch.from_numpy(x), layer.weight, layer.bias, **CALL)
     assert not y.requires_grad
     assert np.array_equal(y.numpy(), EXPECTED)
-    assert type(convgrad.convolution(layer.weight, layer.weight, **CALL)) is torch.Tensor
+    weight = layer.weight.detach()
+    assert np.array_equal(convgrad.convolution(x, weight, **CALL), EXPECTED)
+    assert type(convgrad.convolution(weight, weight, **CALL)) is torch.Tensor
 
     class Mine(torch.Tensor):
         pass
@@ -114,11 +118,136 @@ def test_other_tensors_are_refused(tensor, rule):
     assert (caught.value.rule, caught.value.argument) == (rule, "src")
 
 
-def test_a_tensor_of_a_trace_is_refused():
+def _refused(rule, part, *inputs, **more):
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution(*inputs, **more, **CALL)
+    assert caught.value.rule == rule
+    assert part in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of PyTorch's own make_dual
+def test_gradients_are_not_lost_without_a_word():
+    x, w = map(torch.from_numpy, _pair())
+    needs = w.clone().requires_grad_()
+    for value in (needs, needs * 1, torch.nn.Parameter(w)):
+        _refused("input_grad", "that requires grad; give weights.detach(), or call under torch.no_grad()", x, value)
+    out = torch.zeros(2, 4, 5, requires_grad=True)
+    _refused("input_grad", "give out.detach()", x, w, out=out)
+    with torch.no_grad():
+        assert convgrad.convolution(x, needs, out=out, **CALL) is out
+    assert np.array_equal(out.detach().numpy(), EXPECTED)
+    with torch.inference_mode():
+        convgrad.convolution(x, needs, **CALL)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(w, torch.ones_like(w))
+        _refused("input_grad", "with a tangent", x, dual)
+        assert np.array_equal(convgrad.convolution(x, dual.detach(), **CALL).numpy(), EXPECTED)
+
+
+def test_autograd_notices_what_is_written_to():
+    x, w = map(torch.from_numpy, _pair())
+    a, out = torch.ones(2, 4, 5, requires_grad=True), torch.ones(2, 4, 5)
+    loss = (a * out).sum()  # the gradient of a is what `out` holds now
+    convgrad.convolution(x, w, out=out, **CALL)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_tensors_of_inference_mode_are_written_to_inside_of_it_only():
+    x, w = map(torch.from_numpy, _pair())
+    with torch.inference_mode():
+        out = torch.zeros(2, 4, 5)
+        convgrad.convolution(x, w, out=out, **CALL)
+    assert np.array_equal(out.numpy(), EXPECTED)
+    _refused("out_writable", "made under torch.inference_mode", x, w, out=out)
+    assert np.array_equal(convgrad.convolution(x, w, **CALL), EXPECTED)
+
+
+def test_tensors_of_a_trace_are_refused():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(), pytest.raises(SpecError, match="src must be a NumPy array or a CPU tensor"):
-        convgrad.convolution(torch.zeros(2, 3, 5), torch.zeros(4, 3, 3), **CALL)
+    x, w = map(torch.from_numpy, _pair())
+    with FakeTensorMode():
+        _refused("input_traced", "torch.export", torch.zeros(2, 3, 5), torch.zeros(4, 3, 3))
+    for transform in (torch.vmap, torch.func.grad):
+
+        def inside(a):
+            _refused("input_traced", "inside of torch.vmap, torch.func.grad", a if a.ndim == 3 else a[None], w)
+            return a.sum()
+
+        transform(inside)(x)
+
+    def traced(a):
+        _refused("input_traced", "torch.jit.trace", a, w)
+        return a
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit itself is deprecated
+        torch.jit.trace(traced, x, check_trace=False)
+
+
+# ---- JAX
+
+
+def test_jax_arrays_go_in_and_come_out():
+    jax = pytest.importorskip("jax")
+    for dtype in ("float32", "bfloat16", "float16"):
+        x, w = (jax.numpy.asarray(a, dtype) for a in _pair())
+        y = convgrad.convolution(x, w, **CALL)
+        assert isinstance(y, jax.Array)
+        assert y.dtype == x.dtype
+        assert np.array_equal(np.asarray(y, np.float32), EXPECTED)
+
+
+def test_jax_arrays_never_change():
+    jax = pytest.importorskip("jax")
+    x, w = _pair()
+    out = jax.numpy.zeros((2, 4, 5))
+    alias = out.reshape(40)
+    _refused("out_writable", "an array of JAX, whose arrays are immutable", x, w, out=out)
+    assert not alias.any()
+    logical = convgrad.graph.LogicalTensor(2, "f32", (2, 4, 5))
+    graph = convgrad.graph.Graph()
+    tensors = [convgrad.graph.LogicalTensor(i, "f32", a.shape) for i, a in enumerate((x, w))]
+    call = {k: [v] if isinstance(v, int) else v for k, v in CALL.items()}
+    graph.add_op(convgrad.graph.Op(0, "Convolution", tensors, [logical], **call))
+    (step,) = graph.compile().steps
+    with pytest.raises(SpecError, match="whose arrays are immutable"):
+        step.execute(None, [x, w], [out])
+    assert not alias.any()
+    (y,) = step.execute(None, [jax.numpy.asarray(x), jax.numpy.asarray(w)])
+    assert np.array_equal(y.array, EXPECTED)
+
+
+def test_jax_tracers_are_told_the_truth():
+    jax = pytest.importorskip("jax")
+    x, w = map(jax.numpy.asarray, _pair())
+
+    def inside(a):
+        part = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
+        _refused("input_traced", part, a if a.ndim == 3 else a[None], w)
+        return a.sum()
+
+    for transform in (jax.jit, jax.grad, jax.vmap):
+        transform(inside)(x)
+    # What the message suggests does work.
+    result = jax.ShapeDtypeStruct(EXPECTED.shape, np.float32)
+    y = jax.jit(lambda a, b: jax.pure_callback(lambda p, q: convgrad.convolution(p, q, **CALL), result, a, b))(x, w)
+    assert np.array_equal(y, EXPECTED)
+
+
+def test_owners_that_call_their_memory_read_only():
+    class Owner(Exporter):
+        @property
+        def __array_interface__(self):
+            found = dict(self.array.__array_interface__)
+            found["data"] = (found["data"][0], True)
+            return found
+
+    x, w = _pair()
+    out = np.zeros_like(EXPECTED)
+    _refused("out_writable", "its owner calls read-only", x, w, out=Owner(out))
+    assert not out.any()
 
 
 # ---- DLPack

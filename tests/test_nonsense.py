@@ -112,6 +112,7 @@ def _attempt(rng: np.random.Generator) -> None:
             raise AssertionError("an error that does not say who and what") from error
 
 
+@pytest.mark.filterwarnings("ignore::convgrad.LayoutWarning")
 @pytest.mark.parametrize("chunk", range(10))
 def test_only_our_errors(chunk):
     for number in range(300):

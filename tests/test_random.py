@@ -30,6 +30,7 @@ def test_apply_with_many_channels(chunk):
 
 
 @pytest.mark.usefixtures("by_reference")
+@pytest.mark.filterwarnings("ignore::convgrad.LayoutWarning")
 @pytest.mark.parametrize("chunk", range(3))
 def test_functions(chunk):
     rng = np.random.default_rng([3, chunk])

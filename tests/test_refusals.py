@@ -127,6 +127,25 @@ def _(call: Call) -> Iterator[Call]:
         yield call.with_inputs(**{role: tensor}).at_fault(call.name(role))
 
 
+@breaks("input_traced")
+def _(call: Call) -> Iterator[Call]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fakes = {role: torch.zeros(call.inputs[role].shape) for role in call.tensors}
+    for role in call.tensors:
+        yield call.with_inputs(**{role: fakes[role]}).at_fault(call.name(role))
+
+
+@breaks("input_grad")
+def _(call: Call) -> Iterator[Call]:
+    for role in call.tensors:
+        tensor = torch.from_numpy(call.inputs[role]).requires_grad_()
+        for value in (tensor, tensor * 1, torch.nn.Parameter(tensor.detach())):
+            yield call.with_inputs(**{role: value}).at_fault(call.name(role))
+    yield replace(call, out=torch.zeros(SIZES[call.op.wanted], requires_grad=True), argument="out")
+
+
 @breaks("byte_order")
 def _(call: Call) -> Iterator[Call]:
     for role in call.tensors:
@@ -216,7 +235,7 @@ def _(call: Call) -> Iterator[Call]:
 
 @breaks("known_attribute")
 def _(call: Call) -> Iterator[Call]:
-    for name in ("padding", "stride", "dst_shapes", "data_layout"):
+    for name in ("padding", "stride", "dst_shapes", "data_layout", "kernel_size", "input", "nonsense"):
         yield call.with_attributes(**{name: 1}).at_fault(name)
     foreign = {a.name for op in OPS.values() for a in op.attrs} - {a.name for a in call.op.attrs}
     for name in foreign:
@@ -500,8 +519,7 @@ MESSAGES = [
     ),
     (
         dict(data_format="NHWC"),
-        "ConvolutionBackwardData: data_format must be one of NXC, NCX, got 'NHWC'; "
-        "NXC: (N, spatial, channels), NCX: (N, channels, spatial)",
+        "ConvolutionBackwardData: data_format must be one of NXC, NCX, got 'NHWC'; 'NHWC' is 'NXC' here",
     ),
     (
         dict(pads_begin=None),
@@ -513,13 +531,13 @@ MESSAGES = [
     ),
     (
         dict(groups=3),
-        "ConvolutionBackwardData: dst_shape must have 6 channels, so that it fits weights (6, 2, 3, 2), "
+        "ConvolutionBackwardData: dst_shape must have 6 channels in NCX, so that it fits weights (6, 2, 3, 2) in OIX, "
         "got (2, 4, 7, 6)",
     ),
     (
         dict(pads_begin=(3, 0)),
-        "ConvolutionBackwardData: diff_dst must be 5 on spatial axis 0: (7 + 3 + 1 - 3) // 2 + 1 for dst_shape of 7, "
-        "got 4; diff_src may have 5 to 6 there",
+        "ConvolutionBackwardData: diff_dst must be 5 on spatial axis 0 of NCX: (7 + 3 + 1 - 3) // 2 + 1 for "
+        "dst_shape of 7, got 4; diff_src may have 5 to 6 there",
     ),
 ]
 

@@ -89,6 +89,6 @@ def test_older_errors_use_the_older_words():
     with pytest.raises(SpecError) as caught:
         compat.conv_transpose_backprop_data(delta, weights, strides=1, pads_begin=0, pads_end=0, dilations=1)
     assert str(caught.value) == (
-        "ConvTransposeBackpropData: filter must be (3, *, 2) with groups=1, so that it fits output_delta (1, 4, 2), "
-        "got (3, 3, 3)"
+        "ConvTransposeBackpropData: filter must be (3, *, 2) in XIO with groups=1, so that it fits output_delta "
+        "(1, 4, 2) in NXC, got (3, 3, 3)"
     )

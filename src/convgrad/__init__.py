@@ -2,7 +2,7 @@
 
 from . import compat
 from .cpu.threads import get_num_threads, set_num_threads
-from .errors import CompileError, ConvgradError, OutOfMemoryError, SpecError, UnsupportedError
+from .errors import CompileError, ConvgradError, LayoutWarning, OutOfMemoryError, SpecError, UnsupportedError
 from .functional import (
     apply,
     conv_transpose,
@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CompileError",
     "ConvgradError",
+    "LayoutWarning",
     "OutOfMemoryError",
     "SpecError",
     "UnsupportedError",

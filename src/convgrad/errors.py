@@ -1,4 +1,4 @@
-"""What convgrad raises, and nothing else: one family, each member with oneDNN's status name."""
+"""What convgrad raises and warns of: one family of errors, each with oneDNN's status name, and one warning."""
 
 from __future__ import annotations
 
@@ -63,3 +63,7 @@ class CompileError(ConvgradError):
     """convgrad's own fault: generated code that did not compile or load. Please report it."""
 
     status = "runtime_error"
+
+
+class LayoutWarning(UserWarning):
+    """A function was told the order of the data axes but not that of the weights, and the two defaults do not match."""

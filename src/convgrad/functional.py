@@ -6,6 +6,9 @@ Each signature is the table's row in Python; what runs is `apply`, which reads t
 from __future__ import annotations
 
 import inspect
+import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -14,11 +17,24 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from . import engine
-from .errors import SpecError
+from .dtypes import DTYPES
+from .errors import LayoutWarning, SpecError
 from .spec import Problem, bind
-from .spec.check import broken, check_input_count
+from .spec.bind import Binding, layouts_that_fit
+from .spec.check import broken, check_input_count, check_names
 from .spec.dialects import Meaning, find
-from .tensors import Array, check_out, describe, give_back, new_array, open_array, open_shape, whole_strides
+from .spec.problem import dense_strides
+from .tensors import (
+    Array,
+    check_out,
+    describe,
+    give_back,
+    new_array,
+    open_array,
+    open_shape,
+    tell_owner,
+    whole_strides,
+)
 
 Ints = int | Sequence[int]
 Tensor = Any
@@ -61,17 +77,25 @@ def explain(problem: Problem | str) -> str:
 
 
 def _compute(
-    meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any], key: Any = None
+    meaning: Meaning,
+    inputs: Sequence[Tensor],
+    out: Tensor,
+    attributes: Mapping[str, Any],
+    key: Any = None,
+    advise: bool = False,
 ) -> Tensor:
-    """Compute, and report any mistake in the caller's words. `key` is what a plain call is remembered by."""
+    """Compute, and report any mistake in the caller's words. `key` is what a plain call is remembered by.
+
+    `advise` has doubtful layouts warned of.
+    """
     try:
-        return _bind_and_run(meaning, inputs, out, attributes, key)
+        return _bind_and_run(meaning, inputs, out, attributes, key, advise)
     except SpecError as error:
         raise meaning.retell(error) from None
 
 
 def _bind_and_run(
-    meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any], key: Any
+    meaning: Meaning, inputs: Sequence[Tensor], out: Tensor, attributes: Mapping[str, Any], key: Any, advise: bool
 ) -> Tensor:
     arrays: dict[str, Array] = {}
     shape: tuple[int, ...] | None = None
@@ -85,6 +109,7 @@ def _bind_and_run(
         else:
             arrays[arg.role] = open_array(value, arg.name)
     if count < 2 or len(inputs) > len(meaning.op.inputs):
+        check_names(meaning.op, meaning.attributes(attributes))
         check_input_count(meaning.op, max(count, len(inputs)) if count >= 2 else count)
     target = None if out is None else open_array(out, "out")
     key = key or _key(meaning, arrays, shape, target, attributes)
@@ -95,11 +120,13 @@ def _bind_and_run(
             if len(_known) >= 1024:
                 _known.clear()
             _known[key] = known
+    if advise and known.advice:
+        _warn(known.advice)
     if target is None:
-        result, _ = new_array(known.shape, known.problem.out_dtype)
+        result, _ = new_array(known.shape, known.problem.out_dtype, known.strides)
         engine.run(known.problem, _whole(arrays) if known.uneven else arrays, result, known.kernel)
         return give_back(result, inputs[0])
-    check_out(target)
+    check_out(target, out)
     place = target
     if known.uneven:
         arrays, place = _whole(arrays), np.array(target)
@@ -109,6 +136,7 @@ def _bind_and_run(
     engine.run(known.problem, arrays, place, known.kernel)
     if place is not target:
         target[...] = place
+    tell_owner(out)
     return out
 
 
@@ -117,14 +145,18 @@ class _Known:
     """What an earlier call with the same descriptions came to."""
 
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None  # of a new result, in bytes; None for the order of its shape
     problem: Problem
     kernel: Any
     uneven: bool  # strides that are no whole elements: work on copies
     order: tuple[int, ...]  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
+    advice: str  # what to warn of
 
     def again(self, inputs: Sequence[Array]) -> Array:
         """The result for other arrays of the same descriptions, by the kernel."""
-        result, at = new_array(self.shape, self.problem.out_dtype)
+        if self.advice:
+            _warn(self.advice)
+        result, at = new_array(self.shape, self.problem.out_dtype, self.strides)
         places = [*(a.__array_interface__["data"][0] if type(a) is np.ndarray else 0 for a in inputs), 0, at]
         x, w, y, bias = self.order
         self.kernel(places[x], places[w], places[y], places[bias])
@@ -146,19 +178,72 @@ def _prepare(
     uneven = not all(map(whole_strides, arrays.values())) or (target is not None and not whole_strides(target))
     if uneven:
         arrays, target = _whole(arrays), None if target is None else np.array(target)
-    binding = bind(
-        op,
-        [describe(arrays[a.role], a.name) if a.role in arrays else None for a in op.inputs],
-        meaning.attributes(attributes),
-        shape=shape,
-        out=None if target is None else describe(target, "out"),
-        infer_size=True,
-        spatial_shape=meaning.dialect is not None and meaning.dialect.spatial_shape,
-    )
+    inputs = [describe(arrays[a.role], a.name) if a.role in arrays else None for a in op.inputs]
+    exact = meaning.attributes(attributes)
+    call: dict[str, Any] = {
+        "shape": shape,
+        "out": None if target is None else describe(target, "out"),
+        "infer_size": True,
+        "spatial_shape": meaning.dialect is not None and meaning.dialect.spatial_shape,
+    }
+    binding = bind(op, inputs, exact, **call, follow=True)
     problem = binding.problem
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
-    return _Known(binding.shape, problem, engine.find(problem), uneven, order)
+    item = DTYPES[problem.out_dtype].size
+    plain = binding.strides == dense_strides(binding.shape)
+    strides = None if plain else tuple(s * item for s in binding.strides)
+    advice = ""
+    if not meaning.says(attributes, "weights_format") and _doubtful(binding):
+        others = layouts_that_fit(op, inputs, exact, **call)
+        advice = _advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
+    return _Known(binding.shape, strides, problem, engine.find(problem), uneven, order, advice)
+
+
+def _doubtful(binding: Binding) -> bool:
+    """Whether the default format of the weights may not be what was meant: other axes than in the data come first, or
+    the kernel is not square.
+    """
+    return not binding.layout.agrees(binding.op) or len(set(binding.problem.w)) > 1
+
+
+def _advice(meaning: Meaning, binding: Binding, others: Sequence[Binding]) -> str:
+    """What to tell about a format of weights that nobody asked for, or nothing.
+
+    The text is the same for all shapes: a place in a program is warned of once.
+    """
+    op, layout = meaning.op, binding.layout
+    attr = op.attr("weights_format")
+    assert attr is not None
+    told = {choice: f"{choice}, {text}" for choice, text in attr.choices.items()}
+    text = f"weights_format was not given and defaults to {told[layout.weights]}, "
+    if layout.agrees(op):
+        meant = [other for other in others if len(set(other.problem.w)) == 1 < other.problem.w[0]]
+        if not meant:
+            return ""
+        text += "so the kernel is not square. "
+    else:
+        meant = [other for other in others if other.layout.agrees(op)]
+        order = "first" if layout.axes(op, "x").endswith("k") else "last"
+        text += f"although data_format={layout.data!r} puts the channels {order}. "
+    if meant:
+        format = meant[0].layout.weights
+        text += f"The shape of weights fits {told[format]}, too. Pass weights_format={format!r} if you mean that, or "
+        text += f"weights_format={layout.weights!r} to keep the default without this warning."
+    else:
+        text += f"The shape of weights fits no such order. Pass weights_format={layout.weights!r} to say so."
+    return f"{meaning.name}: {meaning.tell(text)}"
+
+
+def _warn(advice: str) -> None:
+    """Warn at the line that called convgrad."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(advice, LayoutWarning, stacklevel=level)
+
+
+_HERE = os.path.dirname(__file__) + os.sep
 
 
 def _whole(arrays: dict[str, Array]) -> dict[str, Array]:
@@ -238,7 +323,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 if name in kwargs:
                     raise meaning.retell(broken("known_attribute", name, hint="it was given twice"))
             out = kwargs.pop("out", None)
-            return _compute(meaning, inputs, out, kwargs, key)
+            return _compute(meaning, inputs, out, kwargs, key, advise=True)
 
         function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]
         return function

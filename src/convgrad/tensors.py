@@ -26,13 +26,16 @@ def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     """A NumPy view of a tensor in CPU memory, whatever the strides.
 
     A few tensors can only be read as copies (PyTorch's with a pending sign, say): those are read-only, or refused
-    without `copies`.
+    without `copies`. Read-only is also the view of a tensor that its library calls immutable.
     """
     copied = False
     if isinstance(value, np.ndarray):
         array: Array = value
     elif _is_torch(value):
         array, copied = _open_torch(value, name)
+    elif _is_traced_by_jax(value):
+        hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
+        raise broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         array, copied = _open_dlpack(value, name)
     else:
@@ -40,9 +43,9 @@ def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     if not array.dtype.isnative:
         hint = "convert it with a.astype(a.dtype.newbyteorder('='))"
         raise broken("byte_order", name, array.dtype.str, hint=hint)
-    if copied:
-        if not copies:
-            raise broken("input_array", name, "one that can only be read as a copy", hint="give a plain one")
+    if copied and not copies:
+        raise broken("input_array", name, "one that can only be read as a copy", hint="give a plain one")
+    if copied or _immutable(value):
         array.flags.writeable = False
     return array
 
@@ -76,28 +79,73 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
     return tuple(int(v) for v in array.ravel())
 
 
-def check_out(array: Array) -> None:
-    """A result can be written into an array if every element has an address of its own."""
+def check_writable(array: Array, owner: Any) -> None:
+    """Results are not written into the memory of somebody who does not want that."""
     if not array.flags.writeable:
-        got = "one that is read-only, or can only be read as a copy"
-        raise broken("out_writable", "out", got, hint="give a plain one")
+        got = _immutable(owner) or "one that is read-only, or can only be read as a copy"
+        raise broken("out_writable", "out", got, hint="give a writable array, or none to get a new one")
+
+
+def check_out(array: Array, owner: Any) -> None:
+    """A result can be written into an array if its owner lets us, and every element has an address of its own."""
+    check_writable(array, owner)
     if overlaps(array.shape, array.strides, array.itemsize):
         raise broken("out_overlap", "out", f"strides {array.strides} for shape {array.shape}")
 
 
-def new_array(shape: tuple[int, ...], dtype: str) -> tuple[Array, int]:
+def tell_owner(out: Any) -> None:
+    """Let PyTorch know that a tensor was written to: its autograd refuses what it had saved of the old values."""
+    if _is_torch(out) and not out.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(out)
+
+
+_IMMUTABLE = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow", "pyarrow": "Arrow"}
+
+
+def _immutable(value: Any) -> str:
+    """What a value is, if its library promises that it never changes; else nothing.
+
+    DLPack's flag for this is not set by all of them, and NumPy's own arrays carry theirs.
+    """
+    if isinstance(value, np.ndarray):
+        return ""
+    if _is_torch(value):
+        torch: Any = sys.modules["torch"]
+        locked = value.is_inference() and not torch.is_inference_mode_enabled()
+        return "a tensor made under torch.inference_mode, which nothing outside of it may change" if locked else ""
+    for root in _roots(value):
+        if root in _IMMUTABLE:
+            return f"an array of {_IMMUTABLE[root]}, whose arrays are immutable"
+    interface = getattr(value, "__array_interface__", None)
+    data = interface.get("data") if isinstance(interface, dict) else None
+    return "one that its owner calls read-only" if isinstance(data, tuple) and data[1:] == (True,) else ""
+
+
+def _roots(value: Any) -> list[str]:
+    """The packages that the classes of a value come from."""
+    return [kind.__module__.partition(".")[0] for kind in type(value).__mro__]
+
+
+def _is_traced_by_jax(value: Any) -> bool:
+    """Whether a value stands for an array inside of jit, grad, vmap and the like; JAX is never imported to find out."""
+    jax = sys.modules.get("jax")
+    return jax is not None and hasattr(jax, "core") and isinstance(value, jax.core.Tracer)
+
+
+def new_array(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> tuple[Array, int]:
     """An array for a result, its values not set, and its address. A large one begins at a cache line.
 
-    Stores across cache lines are slow.
+    `strides` are in bytes, of an order of axes without gaps; None is the order of the shape. Stores across cache lines
+    are slow.
     """
     kind = DTYPES[dtype].numpy
     size = prod(shape) * kind.itemsize
     try:
         if size < 4096:
-            array: Array = np.empty(shape, kind)
+            array: Array = np.ndarray(shape, kind, None, 0, strides)
             return array, array.__array_interface__["data"][0]
         block, start, address = memory.lend(size)
-        return np.ndarray(shape, kind, block, start), address
+        return np.ndarray(shape, kind, block, start, strides), address
     except (MemoryError, ValueError):
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
@@ -130,9 +178,16 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
     """A view of a tensor, and whether it is one of a copy."""
     torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu":
-        raise broken("input_device", name, f"a tensor on {tensor.device}", hint="move it with .cpu()")
+        hint = "move it with .cpu()" if tensor.device.type != "meta" else "a meta tensor has no values; make a real one"
+        raise broken("input_device", name, f"a tensor on {tensor.device}", hint=hint)
     if tensor.layout is not torch.strided:
         raise broken("input_array", name, f"a tensor of layout {tensor.layout}", hint="make it dense with .to_dense()")
+    if traced := _traced_by_torch(tensor):
+        hint = "call convgrad outside of it, on plain tensors"
+        raise broken("input_traced", name, f"a {type(tensor).__name__} {traced}", hint=hint)
+    if asks := _asks_for_gradients(tensor):
+        hint = f"give {name}.detach(), or call under torch.no_grad()"
+        raise broken("input_grad", name, f"a {type(tensor).__name__} {asks}", hint=hint)
     try:
         copied = tensor.is_neg() or tensor.is_conj()
         tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -142,9 +197,31 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
         else:
             array = tensor.numpy()
     except (TypeError, RuntimeError):
-        # Types that NumPy has no name for, and tensors without values (of a trace, say).
+        # Types that NumPy has no name for, and subclasses without memory of their own.
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
     return array, copied
+
+
+def _traced_by_torch(tensor: Any) -> str:
+    """Where a tensor comes from that stands for others, or whose values a trace would take for constants."""
+    torch: Any = sys.modules["torch"]
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside of torch.vmap, torch.func.grad or their like"
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return "that torch.compile, torch.export or a FakeTensorMode made"
+    return "while torch.jit.trace records" if torch.jit.is_tracing() else ""
+
+
+def _asks_for_gradients(tensor: Any) -> str:
+    """What would be lost without a word: a gradient to come, or a tangent of forward-mode differentiation."""
+    torch: Any = sys.modules["torch"]
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return "that requires grad"
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None:
+        return "with a tangent"
+    return ""
 
 
 class _DLTensor(ctypes.Structure):

@@ -75,7 +75,9 @@ def infer(op: Op, inputs: Sequence[Description | None], attrs: Mapping[str, Any]
         return (channels,)
     bias = inputs[1]
     if bias is None or bias.shape != (channels,):
-        raise broken("bias_length", "bias", bias and bias.shape, expected=channels)
+        raise broken(
+            "bias_length", "bias", bias and bias.shape, expected=channels, first=f"channel of {name} {data.shape}"
+        )
     return data.shape
 
 

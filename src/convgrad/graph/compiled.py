@@ -19,7 +19,7 @@ from ..spec import Problem, bind
 from ..spec.bind import Binding, Description
 from ..spec.check import broken
 from ..spec.problem import Ints, settle
-from ..tensors import open_shape, overlaps
+from ..tensors import check_writable, open_shape, overlaps, tell_owner
 from . import bias, verbose
 from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
@@ -237,13 +237,17 @@ class CompiledPartition:
         place = None
         if target is not None and not (self._compiled.late and not target.logical.is_known):
             place = target.array
-            if not place.flags.writeable:
-                raise self._compiled.node.retell(broken("out_writable", "out", "a read-only array"))
+            try:
+                check_writable(place, target.get_data_handle())
+            except SpecError as error:
+                raise self._compiled.node.retell(error) from None
         timed = verbose.EXEC.isEnabledFor(20)
         began = perf_counter() if timed else 0.0
         logical, array = self._compiled.run(given, place)
         if timed:
             verbose.profile(verbose.EXEC, "exec", self._fields, perf_counter() - began)
+        if place is not None and target is not None:
+            tell_owner(target.get_data_handle())
         if target is None:
             return [Tensor(logical, self.engine, array)]
         if place is None:

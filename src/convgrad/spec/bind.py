@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..dtypes import DTYPES
+from ..errors import SpecError
 from .check import S64, broken, check_attributes, check_dtypes, check_input_count, values
 from .problem import Ints, Problem, dense_strides, extent, settle, window_sizes
-from .table import CONV_AXES, DATA_AXES, MAX_NDIMS, TRANSPOSE_AXES, Op
+from .table import CONV_AXES, DATA_AXES, MAX_NDIMS, OTHER_ORDER, RULES, TRANSPOSE_AXES, Op
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,30 @@ class Description:
     strides: Ints | None = None
 
 
+class Layout(NamedTuple):
+    """The order of the axes of data and of weights, by oneDNN's names."""
+
+    data: str
+    weights: str
+
+    def of(self, role: str) -> str:
+        """The format of a tensor."""
+        return self.weights if role == "w" else self.data
+
+    def axes(self, op: Op, role: str) -> str:
+        """The axes of a tensor, in the letters of the table."""
+        if role != "w":
+            return DATA_AXES[self.data]
+        return (TRANSPOSE_AXES if op.transposed else CONV_AXES)[self.weights]
+
+    def agrees(self, op: Op) -> bool:
+        """Whether data and weights are of one family: spatial axes last in both, or in neither."""
+        return self.axes(op, "x").endswith("k") == self.axes(op, "w").endswith("k")
+
+    def __str__(self) -> str:
+        return f"data_format={self.data!r} with weights_format={self.weights!r}"
+
+
 @dataclass(frozen=True)
 class Binding:
     """What an operation comes to: the problem, and the output in its owner's words."""
@@ -32,8 +58,10 @@ class Binding:
     op: Op
     problem: Problem
     shape: Ints
+    strides: Ints  # of the output, in elements
     pads_begin: Ints
     pads_end: Ints
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -57,13 +85,82 @@ def bind(
     infer_size: bool = False,
     spatial_shape: bool = False,
     strict: bool = False,
+    follow: bool = False,
 ) -> Binding:
     """Check one operation against its tensors and describe it as a problem.
 
     `shape` is the value of the shape input. `out` describes the output where it is known. `infer_size` lets
     ConvolutionBackwardData compute the size of diff_src when nothing states it. `spatial_shape` lets a shape leave out
-    batch and channels, as the oldest spelling does. `strict` refuses what oneDNN refuses.
+    batch and channels, as the oldest spelling does. `strict` refuses what oneDNN refuses. With `follow`, an output that
+    `out` does not describe has the order in memory of the first input, channels first or last; else that of its format.
     """
+    ask = _Question(op, inputs, shape, out, infer_size, spatial_shape, strict, follow)
+    try:
+        return _bind(ask, attributes)
+    except SpecError as error:
+        if error.rule in RULES and RULES[error.rule].layout:
+            found = _fitting(ask, attributes)
+            error.message += f"; these shapes fit {found[0].layout}" if found else ""
+            error.args = (error.message,)
+        raise
+
+
+def layouts_that_fit(
+    op: Op,
+    inputs: Sequence[Description | None],
+    attributes: Mapping[str, Any],
+    *,
+    shape: Ints | None = None,
+    out: Description | None = None,
+    infer_size: bool = False,
+    spatial_shape: bool = False,
+) -> list[Binding]:
+    """What the same call comes to in layouts other than the one in use, if it fits those; the likelier ones first."""
+    return _fitting(_Question(op, inputs, shape, out, infer_size, spatial_shape), attributes)
+
+
+class _Question(NamedTuple):
+    """What `bind` is asked, but for the attributes."""
+
+    op: Op
+    inputs: Sequence[Description | None]
+    shape: Ints | None
+    out: Description | None
+    infer_size: bool
+    spatial_shape: bool
+    strict: bool = False
+    follow: bool = False
+
+
+def _fitting(ask: _Question, attributes: Mapping[str, Any]) -> list[Binding]:
+    """As `layouts_that_fit`. Data and weights of one family are likelier than others.
+
+    A kernel that would be larger than it is now was hardly meant: channels are many, and kernels small.
+    """
+    formats = {name: ask.op.attr(name) for name in ("data_format", "weights_format")}
+    choices = [
+        [choice for choice in attr.choices if not (ask.strict and choice in attr.beyond)]
+        for attr in formats.values()
+        if attr is not None
+    ]
+    used = Layout._make(attributes.get(name) or attr.default for name, attr in formats.items() if attr is not None)
+    weights = next((d.shape for arg, d in zip(ask.op.inputs, ask.inputs, strict=False) if d and arg.role == "w"), None)
+    found = []
+    for layout in map(Layout._make, product(*choices)):
+        if layout == used:
+            continue
+        try:
+            other = _bind(ask, {**attributes, "data_format": layout.data, "weights_format": layout.weights})
+        except SpecError:
+            continue
+        _, _, kernel = _read(weights or other.shape, used.axes(ask.op, "w"))
+        if prod(other.problem.w) <= prod(kernel):
+            found.append(other)
+    return sorted(found, key=lambda fit: (not fit.layout.agrees(ask.op), fit.layout.data != used.data))
+
+
+def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
+    op, inputs, shape, out, infer_size, spatial_shape, strict, follow = ask
     given = {arg.role: d for arg, d in zip(op.inputs, inputs, strict=False) if d is not None}
     check_input_count(op, sum(arg.required for arg in op.inputs if arg.role in given))
     dtype = check_dtypes(op, [d.dtype if d else None for d in inputs], strict=strict)
@@ -75,8 +172,8 @@ def bind(
 
     data = next(arg for arg in op.inputs if arg.role in ("x", "y"))
     rank = _rank(op, data.name, given, out)
-    axes = {"x": DATA_AXES[attrs["data_format"]], "y": DATA_AXES[attrs["data_format"]]}
-    axes["w"] = (TRANSPOSE_AXES if op.transposed else CONV_AXES)[attrs["weights_format"]]
+    layout = Layout(attrs["data_format"], attrs["weights_format"])
+    axes = {role: layout.axes(op, role) for role in ("x", "w", "y")}
     tell = (data.name, given[data.role].shape)
     stride, dilation, begin, end = (
         _per_axis(name, attrs[name], rank, tell) for name in ("strides", "dilations", "pads_begin", "pads_end")
@@ -86,16 +183,16 @@ def bind(
     if op.wanted == "x" and op.transposed and any(o >= s for o, s in zip(extra, stride, strict=True)):
         raise broken("output_padding_stride", "output_padding", extra, strides=stride)
 
-    n, totals = _batch_and_channels(op, given, axes, groups)
+    n, totals = _batch_and_channels(op, given, layout, groups)
     asked, source = _asked_shape(op, attrs, shape, out, rank, spatial_shape)
-    w = _weights(op, given["w"].shape if "w" in given else asked, axes["w"], groups, totals, given, source)
+    w = _weights(op, given["w"].shape if "w" in given else asked, layout, groups, totals, given, source)
     if min(w.kernel) < 1:
         raise broken("weights_empty", source if op.wanted == "w" else op.arg("w").name, w.shape)
     span = tuple(extent(k, d) for k, d in zip(w.kernel, dilation, strict=True))
     sizes: dict[str, Ints] = {role: _read(given[role].shape, axes[role])[2] for role in ("x", "y") if role in given}
 
     if op.wanted == "x" and not op.transposed and asked:
-        sizes["x"] = _asked_data(op, asked, source, axes["x"], n, w.cx * groups, rank, given, spatial_shape)
+        sizes["x"] = _asked_data(op, asked, source, layout, n, w.cx * groups, rank, given, spatial_shape)
     auto = attrs["auto_pad"]
     if auto == "VALID":
         begin = end = (0,) * rank
@@ -118,15 +215,16 @@ def bind(
             if size < 0:
                 formula = f"{stride[axis]} * ({sizes['y'][axis]} - 1) + {span[axis]} - {begin[axis]} - {end[axis]}"
                 formula += f" + {extra[axis]}" if extra[axis] else ""
-                raise broken("output_size", "padding", axis=axis, formula=f"{formula} = {size}")
+                formula += f" = {size}"
+                raise broken("output_size", "padding", axis=axis, formula=formula, layout=layout.data)
     # Padding that follows from the sizes would follow other ones, too: nothing is told of those that fit.
     told = not auto.startswith("SAME")
-    _check_windows(op, sizes, w.kernel, span, stride, dilation, begin, end, source, told)
+    _check_windows(op, layout, sizes, w.kernel, span, stride, dilation, begin, end, source, told)
     if "y" not in sizes:
         pads = tuple(b + e for b, e in zip(begin, end, strict=True))
         sizes["y"] = window_sizes(sizes["x"], w.kernel, stride, dilation, pads)
     if any(extra) and op.transposed and op.wanted != "x":
-        _check_output_padding(op, sizes, span, stride, begin, end, extra)
+        _check_output_padding(op, layout, sizes, span, stride, begin, end, extra)
 
     totals = {"x": w.cx * groups, "y": w.cy * groups}
     if op.wanted == "w":
@@ -136,13 +234,20 @@ def bind(
         if 0 in given["w"].shape and 0 not in result:
             raise broken("weights_empty", op.arg("w").name, given["w"].shape)
     if out is not None and out.shape != result:
-        raise broken("shapes_agree", "out", out.shape, expected=result, source=op.output.name)
+        source = f"{op.output.name} in {layout.of(op.wanted)}"
+        raise broken("shapes_agree", "out", out.shape, expected=result, source=source)
     if prod(result) * DTYPES[out_dtype].size not in S64:
         raise broken("addressable", op.output.name, result)
     if "bias" in given and given["bias"].shape != (totals[op.wanted],):
-        raise broken("bias_length", "bias", given["bias"].shape, expected=totals[op.wanted])
+        first = f"channel of {op.output.name} for {_told('w', op, given, layout)}"
+        raise broken("bias_length", "bias", given["bias"].shape, expected=totals[op.wanted], first=first)
 
-    described = {**given, op.wanted: out or Description(out_dtype, result)}
+    if out is None:
+        order = axes[op.wanted]
+        if follow and _lies_the_other_way(given[data.role], axes[data.role]):
+            order = OTHER_ORDER[order]
+        out = Description(out_dtype, result, _dense(result, axes[op.wanted], order))
+    described = {**given, op.wanted: out}
     strides = {role: described[role].strides or dense_strides(described[role].shape) for role in ("x", "w", "y")}
     bias = given.get("bias")
     problem = Problem(
@@ -166,7 +271,36 @@ def bind(
         accumulate=attrs["accumulate"],
         algorithm=attrs["algorithm"],
     )
-    return Binding(op, problem, result, begin, end)
+    return Binding(op, problem, result, strides[op.wanted], begin, end, layout)
+
+
+def _told(role: str, op: Op, given: Mapping[str, Description], layout: Layout) -> str:
+    """A tensor in a message: `src (8, 32, 32, 3) in NXC`."""
+    return f"{op.arg(role).name} {given[role].shape} in {layout.of(role)}"
+
+
+def _lies_the_other_way(tensor: Description, axes: str) -> bool:
+    """Whether data lies in memory with its channels last where its format has them first, or the reverse.
+
+    Axes of one element say nothing, nor do strides of 0; what can be read both ways is read as its format.
+    """
+    if tensor.strides is None:
+        return False
+    _, channels, space = _read(tensor.shape, axes)
+    _, step, steps = _read(tensor.strides, axes)
+    apart = [abs(s) for s, n in zip(steps, space, strict=True) if n > 1]
+    if channels < 2 or not apart or not step or not all(apart):
+        return False
+    return abs(step) < min(apart) if axes.endswith("k") else abs(step) > max(apart)
+
+
+def _dense(shape: Ints, axes: str, order: str) -> Ints:
+    """Strides of a tensor without gaps whose axes are in one order and lie in memory in another."""
+    rank = len(shape) - 2
+    spread = axes.index("k")
+    at: dict[str, Ints] = {"k": tuple(range(spread, spread + rank))}
+    at |= {a: (i + (rank - 1 if i > spread else 0),) for i, a in enumerate(axes) if a != "k"}
+    return dense_strides(shape, tuple(axis for letter in order for axis in at[letter]))
 
 
 def _out_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
@@ -226,7 +360,7 @@ def _place(axes: str, first: int, second: int, space: Ints) -> Ints:
 
 
 def _batch_and_channels(
-    op: Op, given: Mapping[str, Description], axes: Mapping[str, str], groups: int
+    op: Op, given: Mapping[str, Description], layout: Layout, groups: int
 ) -> tuple[int, dict[str, int]]:
     """The batch size, and the channels of each data tensor that is there."""
     batch: int | None = None
@@ -234,11 +368,12 @@ def _batch_and_channels(
     first = ""
     for role in (a.role for a in op.inputs if a.role in ("x", "y")):
         name, shape = op.arg(role).name, given[role].shape
-        n, channels, _ = _read(shape, axes[role])
+        n, channels, _ = _read(shape, layout.axes(op, role))
         if channels % groups:
-            raise broken("groups_divide", "groups", f"{channels} and groups={groups}", tensor=name, shape=shape)
+            got = f"{channels} and groups={groups}"
+            raise broken("groups_divide", "groups", got, tensor=name, shape=shape, layout=layout.data)
         if batch is not None and n != batch:
-            raise broken("same_batch", name, shape, first=first, expected=batch)
+            raise broken("same_batch", name, shape, first=first, expected=batch, layout=layout.data)
         batch, totals[role], first = n, channels, first or name
     assert batch is not None
     return batch, totals
@@ -271,7 +406,7 @@ def _asked_data(
     op: Op,
     asked: Ints,
     source: str,
-    axes: str,
+    layout: Layout,
     n: int,
     channels: int,
     rank: int,
@@ -281,19 +416,19 @@ def _asked_data(
     """The spatial sizes of an output whose shape was stated, its batch and channels checked."""
     if spatial_shape and len(asked) == rank:
         return asked
-    batch, stated, space = _read(asked, axes)
-    diff_dst, weights = op.arg("y"), op.arg("w")
+    batch, stated, space = _read(asked, layout.axes(op, "x"))
     if batch != n:
-        raise broken("same_batch", source, asked, first=diff_dst.name, expected=n)
+        raise broken("same_batch", source, asked, first=op.arg("y").name, expected=n, layout=layout.data)
     if stated != channels:
-        raise broken("channels", source, asked, expected=channels, first=weights.name, shape=given["w"].shape)
+        first = _told("w", op, given, layout)
+        raise broken("channels", source, asked, expected=channels, first=first, layout=layout.data)
     return space
 
 
 def _weights(
     op: Op,
     shape: Ints,
-    axes: str,
+    layout: Layout,
     groups: int,
     totals: Mapping[str, int],
     given: Mapping[str, Description],
@@ -301,6 +436,7 @@ def _weights(
 ) -> _Weights:
     """Read the weights' shape. Transposed operations take oneDNN's layout of groups and the documented one."""
     name = op.arg("w").name if "w" in given else source
+    axes = layout.axes(op, "w")
     wy, wx, kernel = _read(shape, axes)
     candidates = {"y": (wy, wx * groups)}  # where the groups ride → total channels of y and x
     if op.transposed and groups > 1:
@@ -309,23 +445,22 @@ def _weights(
         if totals.get("y", cy) == cy and totals.get("x", cx) == cx:
             stated = cy if grouped == "y" else cx
             if stated % groups:
-                message = f"{stated} and groups={groups}"
-                raise broken("groups_divide", "groups", message, tensor=name, shape=shape)
+                got = f"{stated} and groups={groups}"
+                raise broken("groups_divide", "groups", got, tensor=name, shape=shape, layout=layout.weights)
             return _Weights(shape, cy // groups, cx // groups, kernel, grouped)
     forms = []
     for grouped in candidates:
         sizes: dict[str, Sequence[object]] = {"y": "*", "x": "*", "k": kernel}
         sizes |= {role: (total if role == grouped else total // groups,) for role, total in totals.items()}
         forms.append("(" + ", ".join(str(size) for letter in axes for size in sizes[letter]) + ")")
-    known = [a for a in op.inputs if a.role in totals]
     raise broken(
         "weights_channels",
         name,
         shape,
         expected=" or ".join(forms),
         groups=groups,
-        first=" and ".join(a.name for a in known),
-        shape=" and ".join(str(given[a.role].shape) for a in known),
+        layout=layout.weights,
+        first=" and ".join(_told(a.role, op, given, layout) for a in op.inputs if a.role in totals),
     )
 
 
@@ -346,6 +481,7 @@ def _same_padding(
 
 def _check_windows(
     op: Op,
+    layout: Layout,
     sizes: Mapping[str, Ints],
     kernel: Ints,
     span: Ints,
@@ -363,8 +499,7 @@ def _check_windows(
     for axis, size in enumerate(sizes["x"]):
         if small[axis] < 0:
             has = f"{size} + {begin[axis]} + {end[axis]}"
-            need = f"{span[axis]} on spatial axis {axis}"
-            raise broken("kernel_fits", big_name, expected=need, size=has)
+            raise broken("kernel_fits", big_name, expected=span[axis], size=has, axis=axis, layout=layout.data)
         if "y" in sizes and sizes["y"][axis] != small[axis]:
             formula = (
                 f"({size} + {begin[axis]} + {end[axis]} - {span[axis]}) // {stride[axis]} + 1 for {big_name} of {size}"
@@ -381,11 +516,20 @@ def _check_windows(
                 most = (longest - 1) // dilation[axis] + 1
             allowed = f"may have {least} to {most}" if most > least else f"must have {least}"
             hint = f"{op.output.name} {allowed} there" if told and most >= least else ""
-            raise broken("spatial_sizes", name, got, hint=hint, expected=small[axis], axis=axis, formula=formula)
+            raise broken(
+                "spatial_sizes",
+                name,
+                got,
+                hint=hint,
+                expected=small[axis],
+                axis=axis,
+                formula=formula,
+                layout=layout.data,
+            )
 
 
 def _check_output_padding(
-    op: Op, sizes: Mapping[str, Ints], span: Ints, stride: Ints, begin: Ints, end: Ints, extra: Ints
+    op: Op, layout: Layout, sizes: Mapping[str, Ints], span: Ints, stride: Ints, begin: Ints, end: Ints, extra: Ints
 ) -> None:
     """A stated output_padding must explain the size of diff_dst."""
     for axis, size in enumerate(sizes["x"]):
@@ -396,7 +540,7 @@ def _check_output_padding(
                 f" + output_padding {extra[axis]}"
             )
             name = op.arg("x").name
-            raise broken("spatial_sizes", name, size, expected=expected, axis=axis, formula=formula)
+            raise broken("spatial_sizes", name, size, expected=expected, axis=axis, formula=formula, layout=layout.data)
 
 
 def _split_data(strides: Ints, axes: str, channels: int) -> Ints:

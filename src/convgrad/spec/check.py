@@ -8,7 +8,20 @@ from operator import index
 from typing import Any
 
 from ..errors import SpecError
-from .table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, RULES, Attr, Op, Rule
+from .table import (
+    DTYPES,
+    EXPLAINED,
+    EXTENDED_DTYPES,
+    MAX_NDIMS,
+    OPS,
+    RENAMED,
+    REQUIRED,
+    RULES,
+    SPELLINGS,
+    Attr,
+    Op,
+    Rule,
+)
 
 S64 = range(-(2**63), 2**63)
 
@@ -48,8 +61,7 @@ def lookup(kind: object) -> Op:
     """The row of an operation."""
     op = OPS.get(kind) if isinstance(kind, str) else None
     if op is None:
-        known = ", ".join(OPS)
-        raise broken("known_operation", shown(kind), hint=meant(kind, OPS) or f"there are {known}")
+        raise broken("known_operation", shown(kind), hint=_nearest(kind, OPS))
     return op
 
 
@@ -63,8 +75,7 @@ def check_input_count(op: Op, count: int) -> None:
     least, most = op.required_inputs, len(op.inputs)
     if not least <= count <= most:
         expected = str(most) if least == most else f"{least} or {most}"
-        names = ", ".join(a.name if a.required else f"[{a.name}]" for a in op.inputs)
-        raise broken("input_count", "the operation", count, expected=expected, names=names)
+        raise broken("input_count", "the operation", count, expected=expected, names=_inputs(op))
 
 
 def check_dtypes(op: Op, dtypes: Sequence[str | None], *, strict: bool = False) -> str:
@@ -82,6 +93,28 @@ def check_dtypes(op: Op, dtypes: Sequence[str | None], *, strict: bool = False) 
     return first
 
 
+def check_names(op: Op, given: Iterable[str]) -> None:
+    """The names of the attributes; words of other libraries are answered with ours."""
+    known = [a.name for a in op.attrs]
+    for name in given:
+        if name in known:
+            continue
+        hint = EXPLAINED.get(name, "").format(inputs=_inputs(op))
+        if RENAMED.get(name) in known:
+            hint = f"did you mean {RENAMED[name]!r}?"
+        raise broken("known_attribute", name, hint=hint or _nearest(name, known))
+
+
+def _nearest(word: object, known: Iterable[str]) -> str:
+    """The name that a person may have meant, or all there are."""
+    return meant(word, known) or f"there are {', '.join(known)}"
+
+
+def _inputs(op: Op) -> str:
+    """The inputs of an operation in their order, those in brackets that may be left out."""
+    return ", ".join(a.name if a.required else f"[{a.name}]" for a in op.inputs)
+
+
 def check_attributes(
     op: Op, given: Mapping[str, Any], *, allow_empty: bool = False, strict: bool = False
 ) -> dict[str, Any]:
@@ -89,10 +122,7 @@ def check_attributes(
 
     `allow_empty` lets a shape hold zeros, for operations on empty tensors. `strict` refuses what oneDNN refuses.
     """
-    for name in given:
-        if op.attr(name) is None:
-            known = [a.name for a in op.attrs]
-            raise broken("known_attribute", name, hint=meant(name, known) or f"there are {', '.join(known)}")
+    check_names(op, given)
     checked: dict[str, Any] = {}
     for attr in op.attrs:
         if attr.name in given and given[attr.name] is not None:
@@ -141,7 +171,8 @@ def _whole(attr: Attr, value: Any, expected: str, whole: Any = None) -> int:
         number = None
     if number is None or isinstance(value, bool) or number not in S64:
         got = value if whole is None else whole
-        raise broken("attribute_type", attr.name, shown(got), expected=expected) from None
+        hint = EXPLAINED["padding"] if isinstance(got, str) and got.lower() in ("same", "valid") else ""
+        raise broken("attribute_type", attr.name, shown(got), hint=hint, expected=expected) from None
     return number
 
 
@@ -160,7 +191,8 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value
     if found not in attr.choices:
         meanings = ", ".join(f"{choice}: {text}" for choice, text in attr.choices.items() if text)
-        hint = meant(value, attr.choices) or meanings
+        ours = SPELLINGS.get(value)
+        hint = f"{value!r} is {ours!r} here" if ours in attr.choices else meant(value, attr.choices) or meanings
         raise broken("attribute_choice", attr.name, shown(value), hint=hint, expected=expected)
     if strict and found in attr.beyond:
         raise broken("strict", f"{attr.name}={value!r}")

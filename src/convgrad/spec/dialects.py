@@ -119,14 +119,24 @@ class Meaning:
                 attributes[meant_by.get(name, name)] = value
         return attributes
 
+    def says(self, given: Mapping[str, Any], name: str) -> bool:
+        """Whether an attribute of the table was given, in either spelling."""
+        return any(given.get(word) is not None for word in (name, self.tell(name)))
+
     def retell(self, error: SpecError) -> SpecError:
         """An error in the words of the caller, the operation's name in front."""
-        message, argument = error.message, error.argument
-        if self.dialect is not None:
-            words = self.dialect.words
-            message = re.sub(r"\b\w+\b", lambda m: words.get(m[0], m[0]), message)
-            argument = words.get(argument, argument)
-        return SpecError(message, status=error.status, rule=error.rule, argument=argument, operation=self.name)
+        return SpecError(
+            self.tell(error.message),
+            status=error.status,
+            rule=error.rule,
+            argument=self.tell(error.argument),
+            operation=self.name,
+        )
+
+    def tell(self, text: str) -> str:
+        """A text in the words of the caller."""
+        words = self.dialect.words if self.dialect else {}
+        return re.sub(r"\b\w+\b", lambda m: words.get(m[0], m[0]), text)
 
 
 def _is_shape(value: Any) -> bool:

@@ -95,6 +95,10 @@ DATA_AXES = {"NXC": "nkc", "NCX": "nck"}
 CONV_AXES = {"XIO": "kxy", "OIX": "yxk"}
 TRANSPOSE_AXES = {"XOI": "kxy", "IOX": "yxk", "XIO": "kyx", "OIX": "xyk"}
 
+# The other order that tensors of a format have in memory: channels last where the format has them first, as PyTorch's
+# memory format of that name, and the reverse.
+OTHER_ORDER = {"nck": "nkc", "nkc": "nck", "yxk": "ykx", "xyk": "xky", "kxy": "yxk", "kyx": "xyk"}
+
 DTYPES = ("f32", "bf16", "f16")
 EXTENDED_DTYPES = ("f64",)
 AUTO_PADS = {
@@ -274,6 +278,64 @@ OPS: dict[str, Op] = {
 }
 
 
+RENAMED = {
+    "stride": "strides",
+    "window_strides": "strides",
+    "dilation": "dilations",
+    "dilation_rate": "dilations",
+    "rhs_dilation": "dilations",
+    "group": "groups",
+    "feature_group_count": "groups",
+    "dtype": "out_dtype",
+    "preferred_element_type": "out_dtype",
+    "data_layout": "data_format",
+    "kernel_layout": "weights_format",
+}
+"""Words of PyTorch, TensorFlow, JAX and ONNX for attributes that have another name here."""
+
+_LAYOUT = "the order of the axes is said by data_format and weights_format"
+_PADDING = "zeros are asked for by pads_begin and pads_end, or by auto_pad='SAME_UPPER' or 'VALID'"
+_SHAPES = "sizes and channels are read from the shapes of the tensors"
+_INPUTS = "the inputs are {inputs}"
+EXPLAINED = {
+    "padding": _PADDING,
+    "pads": _PADDING,
+    "padding_mode": "padding is always with zeros",
+    "layout": _LAYOUT,
+    "format": _LAYOUT,
+    "memory_format": _LAYOUT,
+    "dimension_numbers": _LAYOUT,
+    "kernel_size": _SHAPES,
+    "kernel_shape": _SHAPES,
+    "in_channels": _SHAPES,
+    "out_channels": _SHAPES,
+    "dim": "1D, 2D or 3D is read from the shapes of the tensors",
+    "lhs_dilation": "a dilated input is what conv_transpose computes, with strides",
+    "transposed": "conv_transpose and its gradients are operations of their own",
+    "output_mask": "each gradient is an operation of its own",
+    "precision": "sums are taken in f32, in f64 for f64 data",
+    **dict.fromkeys(("input", "inputs", "x", "lhs", "weight", "w", "rhs", "kernel", "filters"), _INPUTS),
+    **dict.fromkeys(("grad_output", "grad", "dy", "input_size", "weight_size", "input_shape", "output_shape"), _INPUTS),
+}
+"""Their words for what is said in another way here."""
+
+SPELLINGS = {
+    **dict.fromkeys(("NHWC", "NWC", "NDHWC", "NLC", "channels_last"), "NXC"),
+    **dict.fromkeys(("NCHW", "NCW", "NCDHW", "NCL", "channels_first"), "NCX"),
+    **dict.fromkeys(("HWIO", "WIO", "DHWIO", "LIO"), "XIO"),
+    **dict.fromkeys(("OIHW", "OIW", "OIDHW", "OIL"), "OIX"),
+    **dict.fromkeys(("HWOI", "WOI", "DHWOI", "LOI"), "XOI"),
+    **dict.fromkeys(("IOHW", "IOW", "IODHW", "IOL"), "IOX"),
+    "same": "SAME_UPPER",
+    "float32": "f32",
+    "float64": "f64",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+}
+"""Their values of attributes that take a word."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """One thing that a call must obey. `text` follows the argument's name in a message and may hold {fields}."""
@@ -281,6 +343,7 @@ class Rule:
     name: str
     status: Literal["invalid_graph_op", "invalid_shape", "invalid_arguments", "invalid_graph"]
     text: str
+    layout: bool = False  # whether another order of the axes could be what was meant; the text names the one in use
 
 
 RULES: dict[str, Rule] = {
@@ -291,6 +354,8 @@ RULES: dict[str, Rule] = {
         Rule("input_count", "invalid_graph_op", "takes {expected} inputs ({names})"),
         Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor that speaks DLPack"),
         Rule("input_device", "invalid_arguments", "must lie in CPU memory"),
+        Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none"),
+        Rule("input_grad", "invalid_arguments", "must not ask for gradients: the result has no autograd history"),
         Rule("byte_order", "invalid_arguments", "must have the byte order of this machine"),
         Rule("input_dtype", "invalid_graph_op", "must be one of {expected}"),
         Rule("same_dtype", "invalid_graph_op", "must have the dtype of {first}, {expected}"),
@@ -306,28 +371,53 @@ RULES: dict[str, Rule] = {
         Rule("data_rank", "invalid_arguments", "must have 3, 4 or 5 dimensions (1D, 2D, 3D)"),
         Rule("same_rank", "invalid_shape", "must have {expected} dimensions, as {first} {shape} has"),
         Rule("axis_values", "invalid_shape", "needs {expected}, one per spatial axis of {first} {shape}"),
-        Rule("groups_divide", "invalid_shape", "must divide the channels of {tensor} {shape}"),
-        Rule("same_batch", "invalid_shape", "must have the batch size of {first}, {expected}"),
-        Rule("channels", "invalid_shape", "must have {expected} channels, so that it fits {first} {shape}"),
+        Rule("groups_divide", "invalid_shape", "must divide the channels of {tensor} {shape} in {layout}", layout=True),
+        Rule(
+            "same_batch", "invalid_shape", "must have the batch size of {first}, {expected}, in {layout}", layout=True
+        ),
+        Rule(
+            "channels",
+            "invalid_shape",
+            "must have {expected} channels in {layout}, so that it fits {first}",
+            layout=True,
+        ),
         Rule(
             "weights_channels",
             "invalid_shape",
-            "must be {expected} with groups={groups}, so that it fits {first} {shape}",
+            "must be {expected} in {layout} with groups={groups}, so that it fits {first}",
+            layout=True,
         ),
         Rule("weights_empty", "invalid_arguments", "must not be empty"),
-        Rule("bias_length", "invalid_arguments", "must be a vector of {expected} values, one per channel of dst"),
+        Rule(
+            "bias_length",
+            "invalid_arguments",
+            "must be a vector of {expected} values, one per {first}",
+            layout=True,
+        ),
         Rule(
             "kernel_fits",
             "invalid_shape",
-            "must not be smaller than the kernel: needs {expected} with padding, has {size}",
+            "must not be smaller than the kernel: needs {expected} on spatial axis {axis} of {layout} with padding, "
+            "has {size}",
+            layout=True,
         ),
-        Rule("spatial_sizes", "invalid_shape", "must be {expected} on spatial axis {axis}: {formula}"),
-        Rule("output_size", "invalid_shape", "must not take more than there is: {formula} on spatial axis {axis}"),
+        Rule(
+            "spatial_sizes",
+            "invalid_shape",
+            "must be {expected} on spatial axis {axis} of {layout}: {formula}",
+            layout=True,
+        ),
+        Rule(
+            "output_size",
+            "invalid_shape",
+            "must not take more than there is: {formula} on spatial axis {axis} of {layout}",
+            layout=True,
+        ),
         Rule("output_padding_stride", "invalid_shape", "must be smaller than strides {strides}"),
         Rule("shape_given", "invalid_shape", "must be given, as an input, as an attribute or by `out`"),
         Rule("shape_rank", "invalid_shape", "needs {expected}, one per dimension of {tensor}"),
         Rule("shape_sign", "invalid_shape", "must not hold a negative size"),
-        Rule("shapes_agree", "invalid_shape", "must have the shape {expected} of {source}"),
+        Rule("shapes_agree", "invalid_shape", "must have the shape {expected} of {source}", layout=True),
         # The array for the result.
         Rule("out_writable", "invalid_arguments", "must be writable"),
         Rule("out_overlap", "invalid_arguments", "must not have two elements at one address"),
