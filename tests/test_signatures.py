@@ -9,11 +9,11 @@ import pytest
 
 import convgrad
 from convgrad import SpecError, compat
-from convgrad.spec import OPS
+from convgrad.spec import ALL_OPS
 from convgrad.spec.dialects import DIALECTS
 from convgrad.spec.table import MAX_NDIMS, REQUIRED
 
-FUNCTIONS = [(getattr(convgrad, op.function), op, None) for op in OPS.values()]
+FUNCTIONS = [(getattr(convgrad, op.function), op, None) for op in ALL_OPS.values() if op.function]
 FUNCTIONS += [(getattr(compat, dialect.function), dialect.row, dialect) for dialect in DIALECTS.values()]
 
 
@@ -71,6 +71,14 @@ def test_mistakes_in_the_form_of_a_call_are_spec_errors():
     ):
         with pytest.raises(SpecError, match="Convolution") as caught:
             convgrad.convolution(*args, **kwargs)
+        assert part in str(caught.value)
+
+
+def test_mistakes_in_the_form_of_a_call_with_one_input():
+    assert convgrad.bias_backward(diff_dst=np.ones((1, 4, 2), np.float32)).shape == (2,)
+    for args, part in (((), "takes 1 input (diff_dst), got 0"), ((1, 2), "takes at most 1 input (diff_dst), got 2")):
+        with pytest.raises(SpecError) as caught:
+            convgrad.bias_backward(*args)
         assert part in str(caught.value)
 
 

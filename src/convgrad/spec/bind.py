@@ -166,7 +166,7 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
     dtype = check_dtypes(op, [d.dtype if d else None for d in inputs], strict=strict)
     empty = any(0 in d.shape for d in given.values())
     attrs = check_attributes(op, attributes, allow_empty=empty, strict=strict)
-    out_dtype = _out_dtype(op, dtype, attrs["out_dtype"], out)
+    out_dtype = result_dtype(op, dtype, attrs["out_dtype"], out)
     if attrs["accumulate"] and out is None:
         raise broken("accumulate_out", "accumulate")
 
@@ -303,7 +303,7 @@ def _dense(shape: Ints, axes: str, order: str) -> Ints:
     return dense_strides(shape, tuple(axis for letter in order for axis in at[letter]))
 
 
-def _out_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
+def result_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
     """The element type of the result."""
     allowed = (dtype, "f32") if dtype in ("bf16", "f16") else (dtype,)
     if asked and asked not in allowed:

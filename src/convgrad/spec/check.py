@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import SpecError
 from .table import (
+    ALL_OPS,
     DTYPES,
     EXPLAINED,
     EXTENDED_DTYPES,
     MAX_NDIMS,
-    OPS,
     RENAMED,
     REQUIRED,
     RULES,
@@ -59,22 +59,22 @@ def meant(word: object, known: Iterable[str]) -> str:
 
 def lookup(kind: object) -> Op:
     """The row of an operation."""
-    op = OPS.get(kind) if isinstance(kind, str) else None
+    op = ALL_OPS.get(kind) if isinstance(kind, str) else None
     if op is None:
-        raise broken("known_operation", shown(kind), hint=_nearest(kind, OPS))
+        raise broken("known_operation", shown(kind), hint=_nearest(kind, ALL_OPS))
     return op
 
 
-def values(count: int) -> str:
-    """A count of values in words."""
-    return f"{count} value" if count == 1 else f"{count} values"
+def values(count: int, one: str = "value") -> str:
+    """A count of things in words."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def check_input_count(op: Op, count: int) -> None:
     """The number of inputs."""
     least, most = op.required_inputs, len(op.inputs)
     if not least <= count <= most:
-        expected = str(most) if least == most else f"{least} or {most}"
+        expected = values(most, "input") if least == most else f"{least} or {values(most, 'input')}"
         raise broken("input_count", "the operation", count, expected=expected, names=_inputs(op))
 
 

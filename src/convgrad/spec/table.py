@@ -58,7 +58,7 @@ class Op:
     """One operation of the family."""
 
     kind: str
-    function: str
+    function: str  # nothing where `apply` alone computes it
     text: str
     inputs: tuple[Arg, ...]
     output: Arg
@@ -277,6 +277,35 @@ OPS: dict[str, Op] = {
     )
 }
 
+_bias_attrs = (_data_format, *(attr for attr in EXTENSIONS if attr.name in ("accumulate", "out_dtype")))
+
+BIAS_OPS: dict[str, Op] = {
+    op.kind: op
+    for op in (
+        Op(
+            "BiasAdd",
+            "",
+            "Add one value per channel.",
+            (Arg("src", "data", "input data"), Arg("bias", "bias", "one value per channel")),
+            Arg("dst", "sum", "result"),
+            _bias_attrs,
+            transposed=False,
+        ),
+        Op(
+            "BiasAddBackward",
+            "bias_backward",
+            "The gradient of BiasAdd, and of the bias of Convolution and ConvTranspose.",
+            (Arg("diff_dst", "data", "gradient with respect to dst"),),
+            Arg("diff_bias", "bias", "gradient with respect to the bias"),
+            _bias_attrs,
+            transposed=False,
+        ),
+    )
+}
+"""What a layer needs beside the six; bound and computed in `bias.py`."""
+
+ALL_OPS = OPS | BIAS_OPS
+
 
 RENAMED = {
     "stride": "strides",
@@ -351,7 +380,7 @@ RULES: dict[str, Rule] = {
     for r in (
         # The operation by itself, in the order in which oneDNN checks it.
         Rule("known_operation", "invalid_graph_op", "is no operation of this family"),
-        Rule("input_count", "invalid_graph_op", "takes {expected} inputs ({names})"),
+        Rule("input_count", "invalid_graph_op", "takes {expected} ({names})"),
         Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor that speaks DLPack"),
         Rule("input_device", "invalid_arguments", "must lie in CPU memory"),
         Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none"),
@@ -369,6 +398,7 @@ RULES: dict[str, Rule] = {
         Rule("strict", "invalid_graph_op", "is refused by oneDNN and so by a strict graph"),
         # Shapes.
         Rule("data_rank", "invalid_arguments", "must have 3, 4 or 5 dimensions (1D, 2D, 3D)"),
+        Rule("bias_rank", "invalid_shape", "must have at least 2 dimensions"),
         Rule("same_rank", "invalid_shape", "must have {expected} dimensions, as {first} {shape} has"),
         Rule("axis_values", "invalid_shape", "needs {expected}, one per spatial axis of {first} {shape}"),
         Rule("groups_divide", "invalid_shape", "must divide the channels of {tensor} {shape} in {layout}", layout=True),
