@@ -123,7 +123,8 @@ def _(call: Call) -> Iterator[Call]:
 @breaks("input_array")
 def _(call: Call) -> Iterator[Call]:
     for role in call.tensors:
-        for value in ("a string", 1.0, [1.0, 2.0], object(), torch.zeros(3, 3, 3).to_sparse()):
+        masked = np.ma.masked_array(call.inputs[role], True)
+        for value in ("a string", 1.0, [1.0, 2.0], object(), torch.zeros(3, 3, 3).to_sparse(), masked):
             yield call.with_inputs(**{role: value}).at_fault(call.name(role))
     yield replace(call, out="a string", argument="out")
 

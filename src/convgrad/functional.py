@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import zip_longest
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from .dtypes import DTYPES
 from .errors import LayoutWarning, SpecError
 from .spec import Problem, bind
 from .spec.bind import Binding, layouts_that_fit
-from .spec.check import broken, check_input_count, check_names, values
+from .spec.check import check_names, other_inputs
 from .spec.dialects import Meaning, find
 from .spec.problem import dense_strides
 from .spec.table import BIAS_OPS, Op
@@ -112,7 +113,11 @@ def _bind_and_run(
     least = meaning.op.required_inputs
     if count < least or len(inputs) > len(meaning.op.inputs):
         check_names(meaning.op, meaning.attributes(attributes))
-        check_input_count(meaning.op, max(count, len(inputs)) if count >= least else count)
+        if count >= least:
+            raise other_inputs(meaning.op, len(inputs), "attributes go by name")
+        given = zip_longest(meaning.op.inputs, inputs[: len(meaning.op.inputs)])
+        missing = ", ".join(arg.name for arg, value in given if arg.required and value is None)
+        raise other_inputs(meaning.op, count, f"missing: {missing}")
     target = None if out is None else open_array(out, "out")
     if meaning.op.kind in BIAS_OPS:
         place = _add_or_sum(meaning.op, arrays, target, out, attributes)
@@ -256,7 +261,7 @@ def _advice(meaning: Meaning, binding: Binding, others: Sequence[Binding]) -> st
         text += f"The shape of weights fits {told[format]}, too. Pass weights_format={format!r} if you mean that, or "
         text += f"weights_format={layout.weights!r} to keep the default without this warning."
     else:
-        text += f"The shape of weights fits no such order. Pass weights_format={layout.weights!r} to say so."
+        text += f"The shapes suggest that this is meant. Pass weights_format={layout.weights!r} to say so."
     return f"{meaning.name}: {meaning.tell(text)}"
 
 
@@ -339,18 +344,11 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if known is not None and known.kernel is not None and not known.uneven:
                 return known.again(args)
             if len(args) > len(names):
-                error = broken(
-                    "input_count",
-                    "the operation",
-                    len(args),
-                    expected=f"at most {values(len(names), 'input')}",
-                    names=", ".join(names),
-                )
-                raise meaning.retell(error)
+                raise meaning.retell(other_inputs(meaning.op, len(args), "attributes go by name"))
             inputs = [*args, *(kwargs.pop(name, None) for name in names[len(args) :])]
             for name in names:
                 if name in kwargs:
-                    raise meaning.retell(broken("known_attribute", name, hint="it was given twice"))
+                    raise meaning.retell(other_inputs(meaning.op, f"{name} twice"))
             out = kwargs.pop("out", None)
             return _compute(meaning, inputs, out, kwargs, key, advise=True)
 

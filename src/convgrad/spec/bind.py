@@ -323,7 +323,9 @@ def _rank(op: Op, first: str, given: Mapping[str, Description], out: Description
     for role, description in given.items():
         name = op.arg(role).name
         if role in ("x", "w", "y") and len(description.shape) != len(shape):
-            raise broken("same_rank", name, description.shape, expected=len(shape), first=first, shape=shape)
+            lonely = role == "w" and len(description.shape) == len(shape) + 1
+            hint = f"a batch of one is {first}[None]" if lonely else ""
+            raise broken("same_rank", name, description.shape, hint=hint, expected=len(shape), first=first, shape=shape)
     if out is not None and len(out.shape) != len(shape):
         raise broken("same_rank", "out", out.shape, expected=len(shape), first=first, shape=shape)
     return len(shape) - 2

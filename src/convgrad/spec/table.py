@@ -341,6 +341,8 @@ EXPLAINED = {
     "dim": "1D, 2D or 3D is read from the shapes of the tensors",
     "lhs_dilation": "a dilated input is what conv_transpose computes, with strides",
     "transposed": "conv_transpose and its gradients are operations of their own",
+    "output_size": "sizes follow from the shapes, strides and padding; output_padding adds to them",
+    "bias": "bias_backward computes its gradient",
     "output_mask": "each gradient is an operation of its own",
     "precision": "sums are taken in f32, in f64 for f64 data",
     **dict.fromkeys(("input", "inputs", "x", "lhs", "weight", "w", "rhs", "kernel", "filters"), _INPUTS),
@@ -349,20 +351,21 @@ EXPLAINED = {
 """Their words for what is said in another way here."""
 
 SPELLINGS = {
-    **dict.fromkeys(("NHWC", "NWC", "NDHWC", "NLC", "channels_last"), "NXC"),
-    **dict.fromkeys(("NCHW", "NCW", "NCDHW", "NCL", "channels_first"), "NCX"),
-    **dict.fromkeys(("HWIO", "WIO", "DHWIO", "LIO"), "XIO"),
-    **dict.fromkeys(("OIHW", "OIW", "OIDHW", "OIL"), "OIX"),
-    **dict.fromkeys(("HWOI", "WOI", "DHWOI", "LOI"), "XOI"),
-    **dict.fromkeys(("IOHW", "IOW", "IODHW", "IOL"), "IOX"),
+    **dict.fromkeys(("nhwc", "nwc", "ndhwc", "nlc", "channels_last"), "NXC"),
+    **dict.fromkeys(("nchw", "ncw", "ncdhw", "ncl", "channels_first"), "NCX"),
+    **dict.fromkeys(("hwio", "wio", "dhwio", "lio"), "XIO"),
+    **dict.fromkeys(("oihw", "oiw", "oidhw", "oil"), "OIX"),
+    **dict.fromkeys(("hwoi", "woi", "dhwoi", "loi"), "XOI"),
+    **dict.fromkeys(("iohw", "iow", "iodhw", "iol"), "IOX"),
     "same": "SAME_UPPER",
+    **dict.fromkeys(("notset", "explicit"), "None"),
     "float32": "f32",
     "float64": "f64",
     "float16": "f16",
     "half": "f16",
     "bfloat16": "bf16",
 }
-"""Their values of attributes that take a word."""
+"""Their values of attributes that take a word, in small letters."""
 
 
 @dataclass(frozen=True)
