@@ -43,9 +43,8 @@ DEPENDENCIES = (np, ml_dtypes, llvmlite, msgspec, rich)
 def run(*command: str | Path, cwd: Path, **settings: str) -> str:
     """What a command prints, in an environment that leads to no package of this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CONVGRAD"))}
-    done = subprocess.run(
-        command, cwd=cwd, env=kept | settings, capture_output=True, text=True, encoding="utf-8", check=False
-    )
+    known = dict(capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(command, cwd=cwd, env=kept | settings, **known)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -123,8 +122,9 @@ def test_the_wheel_works_on_its_own(dist, tmp_path):
     home, away = tmp_path / "home", tmp_path / "away"
     away.mkdir()
     venv.create(home, with_pip=True)
-    bin = home / ("Scripts" if os.name == "nt" else "bin")
-    python, settings = bin / "python", {"CONVGRAD_CACHE_DIR": str(tmp_path / "cache")}
+    names = ("Scripts/python.exe", "Scripts/convgrad.exe") if os.name == "nt" else ("bin/python", "bin/convgrad")
+    python, command = (home / name for name in names)
+    settings = {"CONVGRAD_CACHE_DIR": str(tmp_path / "cache")}
     run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", dist / WHEEL, cwd=away)
     # No network: the dependencies are those of this process. Paths named in a .pth file come after what is installed.
     (site,) = home.rglob("site-packages")
@@ -133,8 +133,8 @@ def test_the_wheel_works_on_its_own(dist, tmp_path):
 
     assert "right to the bit" in run(python, "-I", ROOT / "tests" / "smoke.py", cwd=away, **settings)
     assert run(python, "-m", "convgrad", "--version", cwd=away) == f"convgrad {convgrad.__version__}\n"
-    assert "ConvTransposeBackwardWeights" in run(bin / "convgrad", "ops", cwd=away)
-    checked = run(bin / "convgrad", "check", "g2ic10oc14_ih9kh3sh2ph1", "--json", cwd=away, **settings)
+    assert "ConvTransposeBackwardWeights" in run(command, "ops", cwd=away)
+    checked = run(command, "check", "g2ic10oc14_ih9kh3sh2ph1", "--json", cwd=away, **settings)
     assert checked.count('"passed"') >= 3, checked
 
 
