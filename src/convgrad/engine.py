@@ -9,7 +9,8 @@ import numpy as np
 
 from . import reference
 from .cpu import kernel as kernels
-from .cpu import target, threads
+from .cpu import target
+from .cpu.threads.count import get_num_threads
 from .errors import UnsupportedError
 from .spec import Problem
 
@@ -36,7 +37,7 @@ def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = Non
 
 def find(problem: Problem) -> Any:
     """The CPU kernel for a problem on the threads now set, or None where the reference computes it."""
-    found = _found(problem, target.current(), threads.get_num_threads())
+    found = _found(problem, target.current(), get_num_threads())
     return None if isinstance(found, str) else found
 
 
@@ -47,7 +48,7 @@ _target: Any = os.environ.encodekey("CONVGRAD_TARGET") if hasattr(os.environ, "_
 
 def setting() -> tuple[Any, ...]:
     """What a choice of kernel depends on besides the problem."""
-    return threads.get_num_threads(), _environment.get(_target)
+    return get_num_threads(), _environment.get(_target)
 
 
 def _found(problem: Problem, machine: target.Target, team: int) -> kernels.Kernel | str:
@@ -61,9 +62,9 @@ def explain(problem: Problem) -> list[str]:
     """Lines that tell a person how a problem is computed here, and why that way."""
     lines = [str(problem), f"{problem.flops / 1e6:.3f} MFLOP, {problem.bytes / 2**20:.3f} MiB in the three tensors"]
     try:
-        from .cpu.nests import Declined
+        from .cpu.plan.records import Declined
 
-        machine, team = target.current(), threads.get_num_threads()
+        machine, team = target.current(), get_num_threads()
     except (ImportError, UnsupportedError) as error:
         return [*lines, f"engine: reference (NumPy); cpu: {error}"]
     if not all(problem.size(role) for role in ("x", "w", "y")):

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import cases  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
-from convgrad.cpu.nests import Declined, Plan  # noqa: E402
+from convgrad.cpu.plan.records import Declined, Plan  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
 from cpu.machines import MACHINES  # noqa: E402
 from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED  # noqa: E402
