@@ -262,10 +262,32 @@ def test_a_graph_file(capsys):
     assert max(map(len, lines)) <= 80
     found = [json.loads(line) for line in lines_of(capsys, "--json", str(ROOT / "examples" / "layer.json"))]
     assert len({facts["name"] for facts in found}) == len(found) > 1
+    assert "BiasAddBackward 'diff_bias'" in lines
     for facts in found:
         assert facts["name"] in lines
         assert facts["name"].startswith(facts["operation"])
+        if facts["operation"] == "BiasAddBackward":
+            assert facts["engine"] == "numpy"
+            continue
         assert all(prod(t["shape"]) * 4 == t["bytes"] for t in facts["tensors"].values() if t["dtype"] == "f32")
+
+
+def test_any_problem_can_be_told():
+    rng = np.random.default_rng(5)
+    limits = ((0, 40), (1, 5), (0, 20), (1, 5), (1, 4), (0, 5))
+    for number in range(60):
+        rank, wanted = int(rng.integers(1, 4)), str(rng.choice(list("xwy")))
+        words = [wanted, str(rng.choice(["f32", "bf16", "f16", "f64"])), f"n{rng.integers(0, 9)}"]
+        words += [f"g{rng.choice([1, 1, 2, 16])}", f"cx{rng.integers(0, 40)}", f"cy{rng.integers(1, 70)}"]
+        words += [k + "x".join(map(str, rng.integers(*ends, rank))) for k, ends in zip("xwysdp", limits, strict=True)]
+        words += ["x@nxc", "y@nxc", "w@xio"] * (number % 2) + ["accumulate"] * (number % 3 == 0)
+        words += ["bias"] * (number % 5 == 0 and wanted != "w")
+        problem = Problem.parse(" ".join(words))
+        case = explanation.of_problem(problem)
+        lines = explanation.text(case, verbose=number % 4 == 0)
+        lines += picture(problem, width=80, glyphs=ASCII, names=(case.names["x"], case.names["y"]))
+        assert all(line.isascii() and len(line) <= 80 for line in lines), problem
+        assert json.loads(json.dumps(explanation.facts(case)))["problem"] == str(problem)
 
 
 def test_wider_terminals_get_wider_text(capsys, monkeypatch):
@@ -292,14 +314,14 @@ def test_threads_that_stay_idle_are_told(monkeypatch):
 def test_pictures():
     p = Problem.parse("x f32 n1 g1 cx1 cy1 x8x7 w3x2 y4x2 s2x4 d1x2 p1x0")
     assert picture(p, glyphs=ASCII) == [
-        "h: x 8, kernel 3, stride 2, dilation 1, pads 1 + 0, y 4",
+        "h: x 8, kernel 3, stride 2, dilation 1, padding met 1 + 0, y 4",
         "     .01234567",
         "y 0  o##",
         "y 1    ###",
         "y 2      ###",
         "y 3        ###",
         "",
-        "w: x 7, kernel 2, stride 4, dilation 2, pads 0 + 0, y 2",
+        "w: x 7, kernel 2, stride 4, dilation 2, padding met 0 + 0, y 2",
         "     0123456",
         "y 0  #-#",
         "y 1      #-#",

@@ -5,40 +5,59 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from textwrap import wrap
 from typing import Any
 
 from ..errors import SpecError
 from ..explanation import Case, computation, facts, of_problem, shapes, text, title
 from ..graph.graphs import Graph
 from ..spec import Problem
-from ..spec.table import OPS, Op
+from ..spec.table import Op
 from .picture import ASCII, UNICODE, Glyphs, picture
 from .tasks import Entry, Settings, Task, tasks
 
 ALL = Settings().directions
 
 
-def told(groups: Sequence[tuple[str, list[Case]]], *, width: int, plain: bool, verbose: bool) -> Iterator[str]:
+@dataclass(frozen=True)
+class Group:
+    """Cases that are told together: the directions of a descriptor, or an operation of a graph by its name.
+
+    One without a case is an operation on a bias, which NumPy computes.
+    """
+
+    cases: tuple[Case, ...]
+    name: str = ""
+    op: Op | None = None
+
+
+def told(groups: Sequence[Group], *, width: int, plain: bool, verbose: bool) -> Iterator[str]:
     """Lines for a person; what cases of one group share is said once."""
     glyphs = ASCII if plain else UNICODE
-    for index, (name, cases) in enumerate(groups):
+    for index, group in enumerate(groups):
         yield from ["", ""] if index else []
-        yield from _group(name, cases, width, glyphs, verbose)
+        yield from _group(group, width, glyphs, verbose)
 
 
-def as_json(groups: Sequence[tuple[str, list[Case]]]) -> Iterator[str]:
+def as_json(groups: Sequence[Group]) -> Iterator[str]:
     """A line of JSON for every case."""
-    for name, cases in groups:
-        for case in cases:
-            yield json.dumps({"name": name, **facts(case)})
+    for group in groups:
+        if group.op is not None:
+            yield json.dumps({"name": group.name, "operation": group.op.kind, "engine": "numpy"})
+        for case in group.cases:
+            yield json.dumps({"name": group.name, **facts(case)})
 
 
-def _group(name: str, cases: list[Case], width: int, glyphs: Glyphs, verbose: bool) -> Iterator[str]:
+def _group(group: Group, width: int, glyphs: Glyphs, verbose: bool) -> Iterator[str]:
+    cases = group.cases
+    if group.name:
+        yield group.name
+    if group.op is not None:
+        yield from wrap(f"{group.op.kind}: {group.op.text} NumPy computes it.", width, subsequent_indent="  ")
+        return
     first = cases[0]
-    if name:
-        yield name
     if len(cases) == 1:
         yield from text(first, width, verbose=verbose)
     else:
@@ -53,13 +72,13 @@ def _group(name: str, cases: list[Case], width: int, glyphs: Glyphs, verbose: bo
     yield from picture(first.problem, width=width, glyphs=glyphs, names=(first.names["x"], first.names["y"]))
 
 
-def of_entry(entry: Entry) -> list[tuple[str, list[Case]]]:
+def of_entry(entry: Entry) -> list[Group]:
     """The cases of a descriptor, its directions side by side, or that of a problem line."""
     found: dict[tuple[str, str, int], list[Case]] = {}
     for task in _tasks(entry):
         key = (task.fields.get("dt", ""), task.fields.get("tag", ""), task.problem.n)
         found.setdefault(key, []).append(_case(task, entry.text))
-    return [("", cases) for cases in found.values()]
+    return [Group(tuple(cases)) for cases in found.values()]
 
 
 def _tasks(entry: Entry) -> Iterator[Task]:
@@ -101,15 +120,18 @@ def _of(op: Op, problem: Problem, attributes: Mapping[str, Any], half: bool = Fa
     return Case(op, problem, attributes["data_format"], attributes["weights_format"], attributes, half)
 
 
-def of_graph(graph: Graph) -> list[tuple[str, list[Case]]]:
+def of_graph(graph: Graph) -> list[Group]:
     """The operations of a graph, each by its name."""
     found = []
     for step in graph.compile().steps:
-        if step.problem is not None and step.node.row.kind in OPS:
-            found.append((step.node.label, [_of(step.node.row, step.problem, step.node.attrs)]))
+        node = step.node
+        if step.problem is None:
+            found.append(Group((), node.label, node.row))
+        else:
+            found.append(Group((_of(node.row, step.problem, node.attrs),), node.label))
     return found
 
 
-def explained(entries: Sequence[Entry], graphs: Sequence[Graph]) -> list[tuple[str, list[Case]]]:
+def explained(entries: Sequence[Entry], graphs: Sequence[Graph]) -> list[Group]:
     """All that was asked for."""
     return [*chain.from_iterable(map(of_graph, graphs)), *chain.from_iterable(map(of_entry, entries))]

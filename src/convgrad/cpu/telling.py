@@ -46,10 +46,10 @@ def _gather(plan: Gather, names: Names) -> Telling:
     if plan.short:
         tile += f"; {plan.short} pixels at a time where fewer are left"
     if plan.own:
-        tasks = f"{plan.tasks} tasks, each a block of channels for all pixels"
+        tasks = f"{_tasks(plan)}, each a block of channels for all pixels"
     else:
         part = " and a part of the channels" if plan.block_groups > 1 else ""
-        tasks = f"{plan.tasks} tasks, each a box of at most {prod(plan.region)} pixels{part}"
+        tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.region)} pixels{part}"
     return Telling("gather", how, tile, plan.cout / up(plan.cout, plan.lanes), tasks)
 
 
@@ -65,7 +65,7 @@ def _reduce(plan: Reduce, names: Names) -> Telling:
         how = f"with a 1x1 kernel, {w} is one sum over channels for each pixel: a product of matrices"
         tile = f"{plan.rows} channels x {plan.block} pixels of {lanes}"
     tile += f": {_sums(plan.rows * plan.vectors, plan.lanes)}"
-    tasks = f"{plan.tasks} tasks, each a part of {w}"
+    tasks = f"{_tasks(plan)}, each a part of {w}"
     if plan.slices > 1:
         tasks += f" over one of {plan.slices} parts of the pixels"
     return Telling("reduce", how, tile, plan.clane / up(plan.clane, plan.lanes), tasks)
@@ -73,9 +73,9 @@ def _reduce(plan: Reduce, names: Names) -> Telling:
 
 def _slide(plan: Slide, names: Names) -> Telling:
     result = names[plan.wanted]
-    how = f"each channel of {result} is computed on its own, and all tensors are read where they lie"
+    how = f"each channel of {result} is computed on its own, from pixels that are read where they lie"
     tile = f"{plan.rows} x {plan.vectors} pixels: {_sums(plan.rows * plan.vectors, plan.lanes, 'channels')}"
-    tasks = f"{plan.tasks} tasks, each {'a part of the pixels' if plan.wanted == 'w' else 'a band of pixels'}"
+    tasks = f"{_tasks(plan)}, each {'a part of the pixels' if plan.wanted == 'w' else 'a band of pixels'}"
     return Telling("slide", how, tile, plan.channels / plan.pitch, tasks)
 
 
@@ -84,8 +84,12 @@ def _plane(plan: Plane, names: Names) -> Telling:
     how = f"each channel of {result} is computed on its own, one image after another, which is copied with its padding"
     tile = f"{plan.rows} rows x {plan.block} pixels: {_sums(plan.rows * plan.vectors, plan.lanes)}"
     width = plan.out_sizes[2]
-    tasks = f"{plan.tasks} tasks, each at most {plan.each} images of one channel"
+    tasks = f"{_tasks(plan)}, each at most {plan.each} images of one channel"
     return Telling("plane", how, tile, width / up(width, plan.lanes), tasks)
+
+
+def _tasks(plan: Made) -> str:
+    return f"{plan.tasks} task{'s' if plan.tasks > 1 else ''}"
 
 
 def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
