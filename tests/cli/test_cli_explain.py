@@ -296,6 +296,7 @@ def test_wider_terminals_get_wider_text(capsys, monkeypatch):
 
 
 def test_what_cannot_be_explained(capsys, monkeypatch):
+    assert main(["explain", "--match=other", "ic4oc4_ih5kh3"]) == 2
     assert main(["explain"]) == 2
     assert main(["explain", "ic16"]) == 2
     monkeypatch.setenv("CONVGRAD_TARGET", "none such")

@@ -131,13 +131,13 @@ def _ops(words: list[str]) -> int:
 
     from rich.console import Console
 
-    from ..graph.bias import BIAS_OPS, find
-    from ..spec.table import OPS
+    from ..spec.dialects import find
+    from ..spec.table import ALL_OPS
     from .ops import listing, schema, show
 
     own, names = _split(words, ["json"])
     if "json" in own:
-        rows = [find(name).op for name in names] or [*OPS.values(), *BIAS_OPS.values()]
+        rows = [find(name).op for name in names] or ALL_OPS.values()
         print(json.dumps([schema(row) for row in rows], indent=2))
         return 0
     screen = Console(highlight=False, width=min(shutil.get_terminal_size().columns, 120))
@@ -162,6 +162,8 @@ def _explain(words: list[str]) -> int:
     if not entries and not files:
         raise UsageError("nothing to explain: give a descriptor, a problem line or a graph file")
     found = explained(entries, [read_file(file).graph() for file in files])
+    if not found:
+        raise UsageError("no problem is left to explain: --match finds none")
     width = min(shutil.get_terminal_size().columns, 120)
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     lines = as_json(found) if "json" in own else told(found, width=width, plain=plain, verbose="verbose" in own)

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..graph.bias import BIAS_OPS, find
 from ..graph.compiled import resolve
 from ..graph.kinds import DataType, FpMathMode, PropertyType
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op, check
 from ..graph.reader import Document
 from ..spec.check import meant
-from ..spec.dialects import DIALECTS
+from ..spec.dialects import DIALECTS, find
 from ..spec.problem import Ints, dense_strides, settle
-from ..spec.table import DTYPES, OPS, SAME_RULES
+from ..spec.table import ALL_OPS, DTYPES, SAME_RULES
 
 MODES = {
     "L": "list the cases",
@@ -385,7 +384,7 @@ def _map(text: str) -> Map:
 
 def is_ours(document: Document) -> bool:
     """Whether every operation of a file is of this family."""
-    return all(op.kind.removesuffix("-1") in {*OPS, *DIALECTS, *BIAS_OPS} for op in document.ops)
+    return all(op.kind.removesuffix("-1") in {*ALL_OPS, *DIALECTS} for op in document.ops)
 
 
 def rewrite(document: Document, case: Case) -> Document:

@@ -8,16 +8,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..graph.bias import BIAS_OPS, find
-from ..spec.dialects import DIALECTS
-from ..spec.table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, Attr, Op
+from ..spec.dialects import DIALECTS, find
+from ..spec.table import ALL_OPS, DTYPES, EXTENDED_DTYPES, MAX_NDIMS, REQUIRED, Attr, Op
 
 ORIGINS = {"onednn": "", "document": "the documents only", "extension": "convgrad only"}
 
 
 def listing(console: Console) -> None:
     """All operations: what each takes and gives, optional inputs in brackets."""
-    for op in (*OPS.values(), *BIAS_OPS.values()):
+    for op in ALL_OPS.values():
         inputs = ", ".join(a.name if a.required else rf"\[{a.name}]" for a in op.inputs)
         console.print(f"[bold]{op.kind}[/bold]({inputs}) -> {op.output.name}")
         console.print(f"    {op.text}")
@@ -40,7 +39,7 @@ def show(name: str, console: Console) -> None:
     tensors.add_row("output 0", older.get(op.output.name, op.output.name), "", op.output.text)
     console.print(tensors)
     console.print(f"Element types: {', '.join(DTYPES)}; {', '.join(EXTENDED_DTYPES)} (convgrad only)\n")
-    if op.kind in OPS:
+    if {arg.role for arg in op.inputs} & {"x", "y"}:
         x, y = (older.get(op.arg(role).name, op.arg(role).name) for role in "xy")
         console.print(f"Below, x is {x} and y is {y}, as in y = conv(x, w).\n")
     table = _columns("attribute", "type", "default", "")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import reference, timing
+from .. import bias, reference, timing
 from ..dtypes import DTYPES
 from ..errors import ConvgradError, SpecError
-from ..graph import bias, memory
+from ..graph import memory
 from ..graph.compiled import CompiledPartition
 from ..graph.graphs import CompiledGraph, Graph
 from ..graph.logical import LogicalTensor
