@@ -10,11 +10,12 @@ import numpy as np
 
 from . import reference
 from .cpu import kernel as kernels
-from .cpu import target, threads
+from .cpu import target
+from .cpu.threads.count import get_num_threads
 from .spec import Problem
 
 if TYPE_CHECKING:
-    from .cpu.nests import Made
+    from .cpu.plan.records import Made
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,7 +40,7 @@ def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = Non
 
 def find(problem: Problem) -> Any:
     """The CPU kernel for a problem on the threads now set, or None where the reference computes it."""
-    found = _found(problem, target.current(), threads.get_num_threads())
+    found = _found(problem, target.current(), get_num_threads())
     return None if isinstance(found, str) else found
 
 
@@ -50,7 +51,7 @@ _target: Any = os.environ.encodekey("CONVGRAD_TARGET") if hasattr(os.environ, "_
 
 def setting() -> tuple[Any, ...]:
     """What a choice of kernel depends on besides the problem."""
-    return threads.get_num_threads(), _environment.get(_target)
+    return get_num_threads(), _environment.get(_target)
 
 
 def _found(problem: Problem, machine: target.Target, team: int) -> kernels.Kernel | str:
@@ -83,9 +84,9 @@ class Way:
 
 def explain(problem: Problem) -> Way:
     """How a problem is computed on the target and threads now set."""
-    from .cpu.nests import Declined
+    from .cpu.plan.records import Declined
 
-    machine, team = target.current(), threads.get_num_threads()
+    machine, team = target.current(), get_num_threads()
     if _empty(problem):
         return Way(machine, team, None, EMPTY)
     plan = kernels.explain(problem, machine, team)

@@ -135,7 +135,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
         text = f"NumPy reference, on one thread: {way.reason}"
         rows.append(("where", f"{text}; the CPU's kernels would take {way.instead}" if way.instead else text))
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
-    from .cpu import telling
+    from .cpu.plan import telling
 
     plan = way.plan
     told = telling.tell(plan, case.names)
@@ -196,7 +196,7 @@ def facts(case: Case) -> dict[str, Any]:
     }
     if way.plan is None:
         return found | {"reason": way.reason, "instead": way.instead}
-    from .cpu import telling
+    from .cpu.plan import telling
 
     plan, told = way.plan, telling.tell(way.plan, case.names)
     return found | {
@@ -402,7 +402,7 @@ def _reached(p: Problem, axis: int) -> int:
 
 
 def _threads(taken: int, there: int, tasks: int, p: Problem) -> str:
-    from .cpu.plan import ALONE
+    from .cpu.plan.registry import ALONE
 
     if taken == there:
         return f"{taken} thread{'s' if taken > 1 else ''}"

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from convgrad.cpu.nests import Declined, Gather, Plan, Plane, Reduce, Slide
-from convgrad.cpu.plan import make_plan
+from convgrad.cpu.plan.records import Declined, Gather, Plan, Plane, Reduce, Slide
+from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
 

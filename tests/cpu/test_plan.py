@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convgrad.cpu.nests import Declined, Gather, Plane, Reduce, Slide
-from convgrad.cpu.plan import Axis, make_plan, simplify
-from convgrad.cpu.plan.cuts import BEGIN, Boxes, Filling, Room
-from convgrad.cpu.plan.machine import dots
-from convgrad.cpu.plan.reduce import _busy
-from convgrad.cpu.plan.shape import lines, spans, spatial, walks_of
+from convgrad.cpu.plan.axes import Axis, lines, simplify, spans, spatial, walks_of
+from convgrad.cpu.plan.cost import BEGIN, Boxes, Filling, Room
+from convgrad.cpu.plan.records import Declined, Gather, Plane, Reduce, Slide
+from convgrad.cpu.plan.registry import make_plan
+from convgrad.cpu.plan.tuning import dots
 from convgrad.cpu.target import LINE, Target
+from convgrad.cpu.wgrad.plan import _busy
 from convgrad.dtypes import DTYPES
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem

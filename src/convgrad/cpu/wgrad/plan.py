@@ -10,10 +10,25 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..nests import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
-from ..target import LINE, Target
-from .cuts import NARROWEST, busy
-from .machine import (
+from ..plan.axes import (
+    AXES,
+    Axis,
+    Shape,
+    lines,
+    longest,
+    met_by,
+    met_of,
+    offsets,
+    packed,
+    phases_of,
+    simplify,
+    spans,
+    tap_offsets,
+    walks_of,
+)
+from ..plan.cost import NARROWEST, busy
+from ..plan.records import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
+from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
@@ -31,22 +46,7 @@ from .machine import (
     streams,
     sums_tile,
 )
-from .shape import (
-    AXES,
-    Axis,
-    Shape,
-    lines,
-    longest,
-    met_by,
-    met_of,
-    offsets,
-    packed,
-    phases_of,
-    simplify,
-    spans,
-    tap_offsets,
-    walks_of,
-)
+from ..target import LINE, Target
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart

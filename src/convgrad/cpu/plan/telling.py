@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import prod
 from typing import Any
 
-from .nests import Gather, Made, Plane, Reduce, Slide, up
+from .records import Gather, Made, Plane, Reduce, Slide, up
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -50,7 +50,7 @@ def _gather(plan: Gather, names: Names) -> Telling:
     else:
         part = " and a part of the channels" if plan.block_groups > 1 else ""
         tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.region)} pixels{part}"
-    return Telling("gather", how, tile, plan.cout / up(plan.cout, plan.lanes), tasks)
+    return Telling(plan.nest, how, tile, plan.cout / up(plan.cout, plan.lanes), tasks)
 
 
 def _reduce(plan: Reduce, names: Names) -> Telling:
@@ -68,7 +68,7 @@ def _reduce(plan: Reduce, names: Names) -> Telling:
     tasks = f"{_tasks(plan)}, each a part of {w}"
     if plan.slices > 1:
         tasks += f" over one of {plan.slices} parts of the pixels"
-    return Telling("reduce", how, tile, plan.clane / up(plan.clane, plan.lanes), tasks)
+    return Telling(plan.nest, how, tile, plan.clane / up(plan.clane, plan.lanes), tasks)
 
 
 def _slide(plan: Slide, names: Names) -> Telling:
@@ -76,7 +76,7 @@ def _slide(plan: Slide, names: Names) -> Telling:
     how = f"each channel of {result} is computed on its own, from pixels that are read where they lie"
     tile = f"{plan.rows} x {plan.vectors} pixels: {_sums(plan.rows * plan.vectors, plan.lanes, 'channels')}"
     tasks = f"{_tasks(plan)}, each {'a part of the pixels' if plan.wanted == 'w' else 'a band of pixels'}"
-    return Telling("slide", how, tile, plan.channels / plan.pitch, tasks)
+    return Telling(plan.nest, how, tile, plan.channels / plan.pitch, tasks)
 
 
 def _plane(plan: Plane, names: Names) -> Telling:
@@ -85,7 +85,7 @@ def _plane(plan: Plane, names: Names) -> Telling:
     tile = f"{plan.rows} rows x {plan.block} pixels: {_sums(plan.rows * plan.vectors, plan.lanes)}"
     width = plan.out_sizes[2]
     tasks = f"{_tasks(plan)}, each at most {plan.each} images of one channel"
-    return Telling("plane", how, tile, width / up(width, plan.lanes), tasks)
+    return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
 
 
 def _tasks(plan: Made) -> str:

@@ -9,10 +9,10 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..nests import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
-from ..target import LINE, Target
-from .cuts import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
-from .machine import (
+from ..plan.axes import Axis, Shape, inside, lines, packed, phases_of, simplify, spans, tap_offsets, walks_of
+from ..plan.cost import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
+from ..plan.records import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
+from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
@@ -30,18 +30,7 @@ from .machine import (
     tile,
     widths,
 )
-from .shape import (
-    Axis,
-    Shape,
-    inside,
-    lines,
-    packed,
-    phases_of,
-    simplify,
-    spans,
-    tap_offsets,
-    walks_of,
-)
+from ..target import LINE, Target
 
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from ..dtypes import DTYPES
-from ..spec.problem import Ints
+from ...dtypes import DTYPES
+from ...spec.problem import Ints
 
 MUCH = 1 << 16  # bytes of a tile's sums
 
@@ -167,6 +167,7 @@ def busy_tiles(walks: tuple[Walk, ...], rows: int) -> int:
 class Nest:
     """What all nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
 
+    nest: ClassVar[str]
     sum: str
     lanes: int
     rows: int
@@ -233,6 +234,8 @@ class Fold:
 @dataclass(frozen=True)
 class Gather(Nest):
     """The plan for y or x. See the module's text for the loop nest."""
+
+    nest = "gather"
 
     wanted: str
     dtype: str
@@ -412,6 +415,8 @@ class Packing(NamedTuple):
 @dataclass(frozen=True)
 class Reduce(Nest):
     """The plan for w. See the module's text for the loop nest."""
+
+    nest = "reduce"
 
     dtype: str
     out_dtype: str
@@ -650,6 +655,8 @@ class Slide(Nest):
     `walks` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
     """
 
+    nest = "slide"
+
     wanted: str
     dtype: str
     out_dtype: str
@@ -704,6 +711,8 @@ class Plane(Nest):
 
     Of three axes each: an image of one channel, filled up in front.
     """
+
+    nest = "plane"
 
     wanted: str
     dtype: str
