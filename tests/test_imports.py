@@ -28,10 +28,11 @@ LAYERS = {
     "cpu": 2,
     "gpu": 2,
     "engine": 3,
-    "functional": 4,
-    "compat": 5,
+    "explanation": 4,
+    "functional": 5,
+    "compat": 6,
 }
-TOP = 6
+TOP = 7
 HEAVY = ("llvmlite", "torch", "jax", "triton")
 
 

@@ -18,7 +18,7 @@ those whose pixels lie together along rows: see plane.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import ClassVar, NamedTuple
 
@@ -214,23 +214,6 @@ class Nest:
     def workspace(self) -> int:
         """Bytes of all buffers, for all threads."""
         return self.shared + self.threads * self.own_bytes
-
-    def __str__(self) -> str:
-        """Lines for a person: what was chosen, how much memory it takes, and why."""
-        name = self.nest
-        tile = f"tile {self.rows} rows x {self.vectors} vectors of {self.lanes} ({self.sum} sums)"
-        buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in self.sizes.items()]
-        memory = f"{self.workspace / 2**20:.2f} MiB on {self.threads} threads (elements: {', '.join(buffers)})"
-        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "fold", "met")
-        shown = [f.name for f in fields(self) if f.name not in hidden]  # type: ignore[arg-type]
-        return "\n".join(
-            [
-                f"{name}: {tile}, {self.tasks} tasks",
-                f"workspace: {memory}",
-                *(f"- {reason}" for reason in self.why),
-                *(f"  {k} = {getattr(self, k)}" for k in shown),
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -782,12 +765,10 @@ class Plane(Nest):
 
 @dataclass(frozen=True)
 class Declined:
-    """A problem that is left to the reference, and why."""
+    """A problem that is left to the reference, why, and what would change that."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"reference: {self.reason}"
+    instead: str
 
 
 Made = Gather | Reduce | Slide | Plane

@@ -61,11 +61,13 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if isinstance(plan, Declined):
         return plan
     if plan.shared > room:
-        return Declined(f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel")
+        reason = f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel"
+        return Declined(reason, "more channels in the result, or a smaller kernel")
     threads = min(threads, plan.tasks)
     most = (room - plan.shared) // (plan.own_bytes - OWN) if plan.own_bytes > OWN else threads
     if most < 1:
-        return Declined(f"{plan.own_bytes >> 20} MiB of packed data for one thread")
+        reason = f"{plan.own_bytes >> 20} MiB of packed data for one thread"
+        return Declined(reason, "a smaller kernel, or fewer channels")
     if most < threads:
         plan = replace(plan, why=(*plan.why, f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"))
     return replace(plan, threads=min(threads, most))
