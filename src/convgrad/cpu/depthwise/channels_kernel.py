@@ -14,7 +14,8 @@ from itertools import product
 from ..emit.nan_repair import Mend
 from ..gather.kernel import ARGUMENTS, Layout
 from ..ir.builder import Function, Module, Value
-from ..ir.convert import Numbers, fma, size_of
+from ..ir.convert import Elements
+from ..ir.vectors import fma, size_of
 from ..plan.records import Slide, Stretch
 from ..target import LINE
 
@@ -29,8 +30,8 @@ def write(plan: Slide) -> str:
 def _write_pixels(plan: Slide) -> str:
     """The IR for y or x."""
     m = Module()
-    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
     phases = [combo for combo in product(*(w.stretches for w in plan.walks)) if all(s.start < s.stop for s in combo)]
     tiles = [
         (_tile(m, f"tile{i}", plan, given, result, combo, masked=False),
@@ -65,7 +66,7 @@ def _write_pixels(plan: Slide) -> str:
 
 
 def _pack(
-    f: Function, plan: Slide, n: Numbers, pointers: dict[str, str], at: dict[str, str], team: str, tap_weights: str
+    f: Function, plan: Slide, n: Elements, pointers: dict[str, str], at: dict[str, str], team: str, tap_weights: str
 ) -> None:
     """Weights [tap][channel] and the bias in accumulators, channels rounded up to vectors; then all threads meet."""
     pitch = plan.pitch
@@ -87,7 +88,7 @@ def _pack(
 
 
 def _place(
-    f: Function, plan: Slide, given: Numbers, result: Numbers, combo: tuple[Stretch, ...],
+    f: Function, plan: Slide, given: Elements, result: Elements, combo: tuple[Stretch, ...],
     tiles: tuple[Function, Function], source: str, target: str, at: dict[str, str], q: Sequence[Value], stop: Value,
 ) -> None:  # fmt: skip
     """Call the tile at some position of the result."""
@@ -102,7 +103,7 @@ def _place(
 
 
 def _tile(
-    m: Module, name: str, plan: Slide, given: Numbers, result: Numbers, combo: tuple[Stretch, ...], *, masked: bool
+    m: Module, name: str, plan: Slide, given: Elements, result: Elements, combo: tuple[Stretch, ...], *, masked: bool
 ) -> Function:
     """A function that computes one tile for all channels from a given one on: see _PLACE for its arguments.
 
@@ -163,7 +164,7 @@ def _reads(plan: Slide, combo: tuple[Stretch, ...]) -> list[int]:
 
 
 def _loaded(
-    f: Function, plan: Slide, n: Numbers, source: str, row: tuple[int, int, int], channel: Value, reads: list[int],
+    f: Function, plan: Slide, n: Elements, source: str, row: tuple[int, int, int], channel: Value, reads: list[int],
     masks: Mapping[int, str | None], *, below: bool,
 ) -> dict[int, str]:  # fmt: skip
     """The vectors of one row of input, by their offset; if `below`, the same of the tile below are asked for."""
@@ -198,7 +199,14 @@ def _inside(
 
 
 def _store(
-    f: Function, plan: Slide, n: Numbers, sums: list[list[str]], out: str, rows: Value, columns: Value, mask: str | None
+    f: Function,
+    plan: Slide,
+    n: Elements,
+    sums: list[list[str]],
+    out: str,
+    rows: Value,
+    columns: Value,
+    mask: str | None,
 ) -> None:
     """Round and write a tile; with a mask, only the rows and columns that are there."""
     steps = [w.out_step * w.phi for w in plan.walks]
@@ -237,8 +245,8 @@ _SUMS = ("p:x", "p:y", "p:sums", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:co
 def _write_w(plan: Slide) -> str:
     """The IR for w."""
     m = Module()
-    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
     combo = tuple(w.stretches[0] for w in plan.walks)
     plain = _sum_tile(m, "tile", plan, given, combo, masked=False)
     masked = _sum_tile(m, "tile_masked", plan, given, combo, masked=True)
@@ -286,7 +294,7 @@ def _write_w(plan: Slide) -> str:
 
 
 def _add(
-    f: Function, plan: Slide, n: Numbers, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
+    f: Function, plan: Slide, n: Elements, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
     pointers: dict[str, str], sums: str, q: Sequence[Value],
 ) -> None:  # fmt: skip
     """Call the tile of a weight gradient at some position of y."""
@@ -320,7 +328,7 @@ def _choose(
     f.join(branch)
 
 
-def _sum_tile(m: Module, name: str, plan: Slide, n: Numbers, combo: tuple[Stretch, ...], *, masked: bool) -> Function:
+def _sum_tile(m: Module, name: str, plan: Slide, n: Elements, combo: tuple[Stretch, ...], *, masked: bool) -> Function:
     """A function that adds the products of one tile of y to the sums, for all channels from a given one on."""
     f = m.function(name, list(_SUMS))
     x, y, sums, *position, rows, columns, first = f.args

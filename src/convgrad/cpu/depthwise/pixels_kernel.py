@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from ..gather.kernel import ARGUMENTS, Layout
 from ..ir.builder import Function, Module, Value
-from ..ir.convert import Numbers, fma, size_of, splat
+from ..ir.convert import Elements
+from ..ir.vectors import fma, size_of, splat
 from ..pack.boxes import finish
 from ..plan.records import Plane
 
@@ -19,8 +20,8 @@ from ..plan.records import Plane
 def write(plan: Plane) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
     tap_weights = m.table("tap_weights", plan.taps)
     copy = _copy(m, plan, given)
     depth, height, width = plan.out_sizes
@@ -62,7 +63,7 @@ def write(plan: Plane) -> str:
     return str(m)
 
 
-def _copy(m: Module, plan: Plane, n: Numbers) -> Function:
+def _copy(m: Module, plan: Plane, n: Elements) -> Function:
     """A function that copies an image into the band, what lies outside as zeros: (image, band)."""
     f = m.function("copy", ["p:from", "p:to"])
     source, to = f.args
@@ -96,7 +97,7 @@ def _copy(m: Module, plan: Plane, n: Numbers) -> Function:
     return f
 
 
-def _tile(m: Module, name: str, plan: Plane, out: Numbers, rows: int) -> Function:
+def _tile(m: Module, name: str, plan: Plane, out: Elements, rows: int) -> Function:
     """A function that computes some rows of pixels, a few vectors wide: (band, weights, place, pixels left).
 
     The bias lies after the weights.
@@ -133,7 +134,7 @@ def _tile(m: Module, name: str, plan: Plane, out: Numbers, rows: int) -> Functio
     return f
 
 
-def _put(f: Function, plan: Plane, n: Numbers, sums: list[list[str]], place: str, masks: Sequence[str | None]) -> None:
+def _put(f: Function, plan: Plane, n: Elements, sums: list[list[str]], place: str, masks: Sequence[str | None]) -> None:
     """Write the rows of a tile."""
     for r, row in enumerate(sums):
         for v, (variable, mask) in enumerate(zip(row, masks, strict=True)):

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..ir.builder import Function, Module, Value, vector
-from ..ir.convert import Numbers, any_lane, fma, size_of
+from ..ir.convert import Elements
+from ..ir.vectors import any_lane, fma, size_of
 from ..plan.records import Met
 from .tile import of_group
 
@@ -23,7 +24,7 @@ class Mend:
     """
 
     def __init__(
-        self, m: Module, met: Met, n: Numbers, share: tuple[int, int], steps: tuple[int, int], pitch: int
+        self, m: Module, met: Met, n: Elements, share: tuple[int, int], steps: tuple[int, int], pitch: int
     ) -> None:
         self.met, self.n, self.share, self.steps, self.pitch = met, n, share, steps, pitch
         self.starts = m.table("met_starts", met.starts)
@@ -128,7 +129,7 @@ def _nan(f: Function, kind: str, value: str) -> str:
     return f.op(f"fcmp uno {kind} {value}, {'zeroinitializer' if kind.startswith('<') else '0.0'}")
 
 
-def _any(f: Function, n: Numbers, lanes: Sequence[str]) -> str:
+def _any(f: Function, n: Elements, lanes: Sequence[str]) -> str:
     """Whether one of some vectors of bits has one that is set."""
     first, *rest = lanes
     for more in rest:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.builder import Function, Value, vector
-from ..ir.convert import any_lane, fma, shuffle, splat
+from ..ir.shuffle import shuffle
+from ..ir.vectors import any_lane, fma, splat
 
 
 class Tile:

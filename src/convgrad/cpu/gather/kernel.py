@@ -10,7 +10,9 @@ from ..emit.prefetch import Fetch, slice_of
 from ..emit.prefetch import tabulate as list_lines
 from ..emit.tile import Tile, addresses, moved
 from ..ir.builder import Function, Module, Value
-from ..ir.convert import Numbers, interleave, piece, size_of, turn_pieces
+from ..ir.convert import Elements
+from ..ir.shuffle import interleave, piece, transpose_pieces
+from ..ir.vectors import size_of
 from ..pack.boxes import each_piece, pack, unpack, write_rows, zero
 from ..plan.records import Gather, busy_tiles, entry_steps
 from ..target import LINE
@@ -47,9 +49,9 @@ class _Kernel:
     def __init__(self, plan: Gather) -> None:
         self.plan = plan
         m = self.module = Module()
-        self.given = given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-        self.result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
-        moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+        self.given = given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
+        self.result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
+        moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
         clear = zero(m, moved_as)
         self.meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
         tap_weights = m.table("tap_weights", plan.taps)
@@ -362,13 +364,13 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
     return f
 
 
-def _tiles(m: Module, plan: Gather, out: Numbers, rows: int) -> tuple[Function, Function | None]:
+def _tiles(m: Module, plan: Gather, out: Elements, rows: int) -> tuple[Function, Function | None]:
     """The functions of tiles of a height: for whole blocks of channels, and for a last one that is narrower."""
     work = _tile(m, f"tile{rows}", plan, out, rows, plan.vectors)
     return work, _tile(m, f"tile{rows}_tail", plan, out, rows, plan.tail) if plan.tail else None
 
 
-def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors: int) -> Function:
+def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vectors: int) -> Function:
     """A function that computes one tile of so many pixels and vectors of channels.
 
     (band, weights, taps that are met, how many, channels, reads, writes, place of the results, bias, chunk, lanes).
@@ -465,7 +467,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Numbers, height: int, vectors
     return f
 
 
-def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Function:
+def _pack_weights(m: Module, plan: Gather, n: Elements, tap_weights: str) -> Function:
     """A function that packs the weights of one block of channels, for a chunk: (weights, panel, group, block, chunk).
 
     The panel is [tap][step over the channels in][block]; a step is a channel, or a pair of them. Lanes beyond the last
@@ -534,12 +536,12 @@ def _pack_weights(m: Module, plan: Gather, n: Numbers, tap_weights: str) -> Func
 
 
 def _scatter_weights(
-    f: Function, plan: Gather, n: Numbers, source: str, row: str, first: Value, last: Value, width: Value, inner: Value,
-    folded: str,
+    f: Function, plan: Gather, n: Elements, source: str, row: str, first: Value, last: Value, width: Value,
+    inner: Value, folded: str,
 ) -> None:  # fmt: skip
     """One step of a panel from weights that lie anyhow, an element at a time; `inner` is its first channel in."""
     group_step, out_step, in_step = plan.w_strides
-    n = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    n = Elements(plan.dtype, plan.lanes, plan.unit, plan.half)
     nothing = "0" if n.sum == "i16" else "0.0"
     with f.loop(0, width) as lane:
         channel = f.add(first, f.min(lane, last))
@@ -566,7 +568,7 @@ def _scatter_weights(
             f.store(value, place, n.sum, size_of(n.sum))
 
 
-def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, last: Value, width: Value) -> None:
+def _copy_weights(f: Function, plan: Gather, n: Elements, source: str, row: str, last: Value, width: Value) -> None:
     """One step of a panel from weights whose wanted channels lie together."""
     whole = plan.cout % plan.lanes == 0
     with f.loop(0, width, plan.lanes) as lane:
@@ -576,12 +578,12 @@ def _copy_weights(f: Function, plan: Gather, n: Numbers, source: str, row: str, 
             value = n.load(f, f.at(source, lane, n.storage), mask)
             f.store(value, place, n.vector, size_of(plan.sum))
         else:
-            raw = Numbers(plan.dtype, plan.lanes, "i16", plan.half)
+            raw = Elements(plan.dtype, plan.lanes, "i16", plan.half)
             two = [raw.load(f, f.at(source, f.add(lane, j * plan.w_strides[2]), "i16"), mask) for j in range(2)]
             f.store(interleave(f, raw.vector, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
 
 
-def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
+def _turn_weights(m: Module, plan: Gather, n: Elements) -> Function:
     """A function that turns a square of weights whose channels in lie together: lanes by them become them by lanes.
 
     (tensor, panel, channels out left, how many channels in are there, elements between them in the panel). A pair of
@@ -589,7 +591,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
     """
     f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count", "i:step"])
     source, to, left, count, step = f.args
-    unit = Numbers("f32" if plan.pairs else plan.dtype, plan.lanes, plan.sum, plan.half)
+    unit = Elements("f32" if plan.pairs else plan.dtype, plan.lanes, plan.sum, plan.half)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
     out = [f.mul(f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
     # Squares lie far apart: the one of the next channels out is asked for meanwhile.
@@ -602,7 +604,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
         """Turn so many channels in, no more than a few."""
         mask = few.window(f, 0, there)
         rows = [few.load(f, f.at(source, f.add(at, f.mul(first, plan.width)), n.storage), mask) for at in out]
-        for i, row in enumerate(turn_pieces(f, rows, unit.storage)):
+        for i, row in enumerate(transpose_pieces(f, rows, unit.storage)):
             with nullcontext() if there == few.lanes else f.when(f.test("slt", i, there)):
                 place = f.at(to, f.mul(step, f.add(first, i)), plan.sum)
                 f.store(unit.widen(f, row, plan.lanes), place, n.vector, size_of(plan.sum))
@@ -611,7 +613,7 @@ def _turn_weights(m: Module, plan: Gather, n: Numbers) -> Function:
     return f
 
 
-def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
+def _turn_taps(m: Module, plan: Gather, n: Elements) -> Function:
     """A function that turns the weights of a step over channels in, whose taps lie together: lanes by taps become taps
     by lanes.
 
@@ -620,7 +622,7 @@ def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
     f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:step"])
     source, to, left, step = f.args
     taps, (_, out_step, in_step) = len(plan.taps), plan.w_strides
-    unit = Numbers(plan.dtype, plan.lanes, plan.unit, plan.half)
+    unit = Elements(plan.dtype, plan.lanes, plan.unit, plan.half)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
     there = plan.cout % plan.lanes == 0  # then all channels out are
     out = [f.mul(i if there else f.min(left, i), out_step) for i in range(plan.lanes)]
@@ -635,7 +637,9 @@ def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
         turned = []
         for member in members:
             rows = [few.load(f, f.at(source, f.add(at, first), n.storage), mask) for at in member]
-            turned.append([unit.widen(f, row, plan.lanes) for row in turn_pieces(f, rows, unit.storage)[: int(count)]])
+            turned.append(
+                [unit.widen(f, row, plan.lanes) for row in transpose_pieces(f, rows, unit.storage)[: int(count)]]
+            )
         for i, values in enumerate(zip(*turned, strict=True)):
             place = f.at(to, f.mul(f.add(first, i), step), plan.sum)
             if len(values) == 2:
@@ -648,7 +652,7 @@ def _turn_taps(m: Module, plan: Gather, n: Numbers) -> Function:
     return f
 
 
-def _unfold(m: Module, plan: Gather, n: Numbers) -> Function:
+def _unfold(m: Module, plan: Gather, n: Elements) -> Function:
     """A function that writes folded results: (stage, tensor, start and count of each axis)."""
     fold = plan.fold
     if fold is None:
@@ -684,7 +688,7 @@ def _unfold(m: Module, plan: Gather, n: Numbers) -> Function:
     return f
 
 
-def _pack_bias(f: Function, plan: Gather, n: Numbers, bias: str, to: str, group: Value, block: Value) -> None:
+def _pack_bias(f: Function, plan: Gather, n: Elements, bias: str, to: str, group: Value, block: Value) -> None:
     """Widen the bias of one block; without a bias, zeros if the sum is taken in parts."""
     if plan.bias is None and plan.chunks == 1:
         return

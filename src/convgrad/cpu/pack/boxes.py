@@ -9,12 +9,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from ..ir.builder import Function, Module, Value, vector
-from ..ir.convert import Numbers, interleave, piece, row_order, shuffle, size_of, transpose, turn_pieces
+from ..ir.convert import Elements
+from ..ir.shuffle import interleave, piece, row_order, shuffle, transpose, transpose_pieces
+from ..ir.vectors import size_of
 from ..plan.records import Packed
 from ..target import LINE
 
 
-def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
+def zero(m: Module, n: Elements, name: str = "zero") -> Function:
     """A function that clears whole vectors: (address, elements)."""
     f = m.function(name, ["p:to", "i:count"])
     to, count = f.args
@@ -24,7 +26,7 @@ def zero(m: Module, n: Numbers, name: str = "zero") -> Function:
 
 
 def pack(
-    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
+    m: Module, name: str, n: Elements, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
     known: int | None = None, join: tuple[int, int] | None = None, blank: bool = False, twin: int | None = None,
     woven: bool = False,
 ) -> Function:  # fmt: skip
@@ -89,7 +91,7 @@ def _rows(
 
 
 def string(
-    m: Module, name: str, n: Numbers, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
+    m: Module, name: str, n: Elements, axes: Sequence[Packed], channel_step: int, pitch: int, clear: Function,
     first: int | None, twin: int | None = None,
 ) -> Function:  # fmt: skip
     """A function that packs a box channel by channel: (tensor, band, start coordinate of each axis, channels).
@@ -147,7 +149,7 @@ def _shifts(twin: int | None) -> tuple[int, ...]:
     return (0,) if twin is None else (0, twin)
 
 
-def _thin(f: Function, n: Numbers, place: str, step: int, mask: str | None) -> str:
+def _thin(f: Function, n: Elements, place: str, step: int, mask: str | None) -> str:
     """A vector of elements that lie `step` apart: a longer one is read, by a mask, thinned out and then widened.
 
     Widened first, four channels of f16 that are thinned to a fourth and interleaved come out wrong: LLVM 22 errs.
@@ -169,7 +171,7 @@ def _coordinate(m: Module, f: Function, name: str, axis: Packed, start: Value, e
 
 
 def _run(
-    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
+    m: Module, name: str, n: Elements, axis: Packed, channel_step: int, pitch: int, clear: Function, known: int | None,
     blank: bool, twin: int | None, woven: bool,
 ) -> Function:  # fmt: skip
     """A function that packs pixels along the last axis: (row, band, first coordinate, channels)."""
@@ -241,7 +243,7 @@ def _flat(axis: Packed, pitch: int, known: int | None) -> bool:
 
 
 def _joined_run(
-    m: Module, name: str, n: Numbers, axis: Packed, pitch: int, known: int | None, apart: int, step: int
+    m: Module, name: str, n: Elements, axis: Packed, pitch: int, known: int | None, apart: int, step: int
 ) -> Function:
     """A function that packs pairs of pixels along the last axis: (row, band, first coordinate, channels).
 
@@ -292,7 +294,7 @@ def _joined_run(
 
 
 def _paired_run(
-    m: Module, name: str, n: Numbers, axis: Packed, channel_step: int, pitch: int, clear: Function
+    m: Module, name: str, n: Elements, axis: Packed, channel_step: int, pitch: int, clear: Function
 ) -> Function:
     """A function that packs pairs of neighbouring pixels, which lie together: (row, band, first coordinate, channels).
 
@@ -314,7 +316,7 @@ def _paired_run(
     return f
 
 
-def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known: int | None) -> None:
+def _copy(f: Function, n: Elements, source: str, to: str, channels: Value, known: int | None) -> None:
     """Copy channels that lie together, of a pixel or of a run: whole vectors, several at a time if it is `known` how
     many there are.
     """
@@ -326,7 +328,7 @@ def _copy(f: Function, n: Numbers, source: str, to: str, channels: Value, known:
     _each_vector(f, n, channels if known is None or known % n.lanes else known, 8, move)
 
 
-def _each_vector(f: Function, n: Numbers, count: Value, most: int, do: Callable[[Value, str | None], None]) -> None:
+def _each_vector(f: Function, n: Elements, count: Value, most: int, do: Callable[[Value, str | None], None]) -> None:
     """Do something with so many elements, a vector at a time: at its first element, with a mask if it is not whole.
 
     If it is known how many there are, up to `most` vectors follow each other without a loop.
@@ -361,7 +363,7 @@ def each_piece(f: Function, count: Value, size: int, do: Callable[[Value, Value]
 
 
 def _turn(
-    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int = 1, blank: bool = False,
+    m: Module, name: str, n: Elements, channel_step: int, pitch: int, step: int = 1, blank: bool = False,
     pairs: bool = False, whole: bool = False,
 ) -> Function:  # fmt: skip
     """A function that turns one square: (tensor, band, pixels there, last channel there). Channels beyond repeat it, or
@@ -392,7 +394,7 @@ def _turn(
                 row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
             rows.append(row)
         entry = f.div(first, together)
-        for i, row in enumerate(turn_pieces(f, rows, unit)):
+        for i, row in enumerate(transpose_pieces(f, rows, unit)):
             value = row if pairs else n.widen(f, row, n.lanes)
             place = f.at(to, f.mul(f.add(entry, i), pitch), element)
             f.store(value, place, vector(n.lanes, element), size_of(element))
@@ -410,7 +412,7 @@ def _turn(
     return f
 
 
-def _turn_twins(m: Module, name: str, n: Numbers, channel_step: int, pitch: int, step: int, twin: int) -> Function:
+def _turn_twins(m: Module, name: str, n: Elements, channel_step: int, pitch: int, step: int, twin: int) -> Function:
     """`_turn` for entries of a pixel and the one `twin` elements further: two elements are turned as one."""
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:last"])
     source, to, pixels, last = f.args
@@ -428,7 +430,7 @@ def _turn_twins(m: Module, name: str, n: Numbers, channel_step: int, pitch: int,
     return f
 
 
-def _weave(m: Module, name: str, n: Numbers, channels: int, channel_step: int, pitch: int, step: int) -> Function:
+def _weave(m: Module, name: str, n: Elements, channels: int, channel_step: int, pitch: int, step: int) -> Function:
     """A function that interleaves a vector of pixels of a few channels: (tensor, band, pixels there).
 
     Channels beyond those of the tensor are zeros.
@@ -450,7 +452,7 @@ def _weave(m: Module, name: str, n: Numbers, channels: int, channel_step: int, p
 
 
 def unpack(
-    m: Module, name: str, n: Numbers, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
+    m: Module, name: str, n: Elements, steps: Sequence[int], extents: Sequence[int], channel_step: int, pitch: int,
     accumulate: bool, stream: bool, one_row: bool, twice: bool, whole_vectors: bool,
 ) -> Function:  # fmt: skip
     """A function that writes a stage to the tensor: (stage, tensor, counts of each axis, channels).
@@ -501,7 +503,7 @@ def unpack(
     return f
 
 
-def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, mask: str | None = None) -> None:
+def finish(f: Function, n: Elements, value: str, place: str, accumulate: bool, mask: str | None = None) -> None:
     """Write a vector of results, added to what is there if asked."""
     if accumulate:
         value = f.op(f"fadd {n.vector} {value}, {n.load(f, place, mask)}")
@@ -509,7 +511,7 @@ def finish(f: Function, n: Numbers, value: str, place: str, accumulate: bool, ma
 
 
 def write_rows(
-    f: Function, n: Numbers, values: Sequence[Sequence[str]], places: Sequence[str], left: Value, *, accumulate: bool,
+    f: Function, n: Elements, values: Sequence[Sequence[str]], places: Sequence[str], left: Value, *, accumulate: bool,
     stream: bool,
 ) -> None:  # fmt: skip
     """Round and write the rows of a tile, each a run of vectors of which `left` lanes are there.
@@ -520,7 +522,7 @@ def write_rows(
     vectors = range(len(values[0]))
     whole = f.test("eq", left, len(vectors) * n.lanes)
     for place in places if stream else ():
-        whole = f.both(whole, f.aligned(place, n.run_align))
+        whole = f.both(whole, f.aligned(place, n.stream_align))
 
     def write(masks: Sequence[str | None]) -> None:
         at = [[f.at(place, v * n.lanes, n.storage) for v in vectors] for place in places]
@@ -531,7 +533,7 @@ def write_rows(
                     row[v] = f.op(f"fadd {n.vector} {row[v]}, {n.load(f, addresses[v], masks[v])}")
         for row, addresses in zip(sums, at, strict=True):
             if masks[0] is None:
-                n.store_run(f, row, addresses[0], stream=stream)
+                n.store_contiguous(f, row, addresses[0], stream=stream)
                 continue
             for v in vectors:
                 n.store(f, row[v], addresses[v], masks[v])
@@ -543,7 +545,7 @@ def write_rows(
     f.join(branch)
 
 
-def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
+def put(f: Function, n: Elements, value: str, place: str, left: Value) -> None:
     """Write a vector of results past the caches if it is whole and aligned, else what is left of it as usual."""
     branch = f.either(f.both(f.test("sge", left, n.lanes), f.aligned(place, n.bytes)))
     n.store(f, value, place, stream=True)
@@ -552,7 +554,7 @@ def put(f: Function, n: Numbers, value: str, place: str, left: Value) -> None:
     f.join(branch)
 
 
-def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Numbers]:
+def turned(f: Function, n: Elements, rows: Sequence[str]) -> tuple[list[str], Elements]:
     """Vectors of sums, turned: for each lane a vector with its sum of each, and how it is written.
 
     As many vectors as lanes; or twice as many, of sums that are narrower in the tensor: they are rounded before, two to
@@ -560,13 +562,13 @@ def turned(f: Function, n: Numbers, rows: Sequence[str]) -> tuple[list[str], Num
     """
     if len(rows) == n.lanes:
         return transpose(f, list(rows), n.lanes, n.sum), n
-    raw = Numbers(n.dtype, len(rows), "i16", n.half)
+    raw = Elements(n.dtype, len(rows), "i16", n.converts_f16)
     twos = [n.narrow_two(f, rows[a], rows[b]) for a, b in row_order(n.lanes, 2, raw.sum)]
     return transpose(f, twos, raw.lanes, raw.sum), raw
 
 
 def turn_back(
-    m: Module, name: str, n: Numbers, channel_step: int, pitch: int, accumulate: bool, *, stream: bool = False,
+    m: Module, name: str, n: Elements, channel_step: int, pitch: int, accumulate: bool, *, stream: bool = False,
     twice: bool = False, whole: bool = False,
 ) -> Function:  # fmt: skip
     """A function that turns one square of the stage into the tensor: (stage, tensor, pixels there, channels there).
@@ -590,7 +592,7 @@ def turn_back(
         few = piece(n.lanes, n.sum)
         for c in range(0, 0 if twice else n.lanes, few):
             places = [f.at(source, i * pitch + c, n.sum) for i in range(n.lanes)]
-            yield from turn_pieces(f, [f.load(p, vector(few, n.sum), size_of(n.sum)) for p in places], n.sum)
+            yield from transpose_pieces(f, [f.load(p, vector(few, n.sum), size_of(n.sum)) for p in places], n.sum)
 
     def from_memory(write: Callable[[str, str], None]) -> None:
         square = f.name_value()

@@ -12,7 +12,9 @@ from ..emit.prefetch import Fetch, ask_for_run, slice_of, tabulate
 from ..emit.tile import Tile
 from ..gather.kernel import ARGUMENTS, Layout
 from ..ir.builder import Function, Module, Value
-from ..ir.convert import Numbers, interleave, size_of
+from ..ir.convert import Elements
+from ..ir.shuffle import interleave
+from ..ir.vectors import size_of
 from ..pack.boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
 from ..plan.records import Reduce
 from ..target import LINE
@@ -28,9 +30,9 @@ def _fetch(plan: Reduce) -> tuple[str, ...]:
 def write(plan: Reduce) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    given = Numbers(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Numbers(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
-    moved_as = Numbers(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
+    moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
     clear = zero(m, given)
     clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
     packers: dict[str, Function | None] = {"x": None, "y": None}
@@ -156,7 +158,7 @@ def write(plan: Reduce) -> str:
 
 
 def _coming(
-    f: Function, plan: Reduce, pointers: dict[str, str], given: Numbers, task: Value, following: Value, box: Value,
+    f: Function, plan: Reduce, pointers: dict[str, str], given: Elements, task: Value, following: Value, box: Value,
     last_box: Value,
 ) -> list[str]:  # fmt: skip
     """Where the next box begins in x and in y: that of this task, or the first of the following one."""
@@ -225,7 +227,7 @@ def _place(f: Function, plan: Reduce, unit: Value) -> tuple[Value, Value, Value,
 
 
 def _bands(
-    f: Function, plan: Reduce, pointers: dict[str, str], at: dict[str, str], given: Numbers,
+    f: Function, plan: Reduce, pointers: dict[str, str], at: dict[str, str], given: Elements,
     packers: dict[str, Function | None], group: Value, first_row: Value, lane_start: Value,
     lane_stop: Value, start: list[Value],
 ) -> dict[str, str]:  # fmt: skip
@@ -340,7 +342,7 @@ def _align(plan: Reduce) -> int:
     return min(LINE, size & -size)
 
 
-def _tile(m: Module, name: str, plan: Reduce, result: Numbers, vectors: int) -> Function:
+def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) -> Function:
     """A function that adds a box's products to one tile of so many vectors.
 
     (rows, lanes, sums, fresh, counts of each axis; then, of ragged pairs, which ends are odd; then, if it writes whole
@@ -422,7 +424,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     return f
 
 
-def _mend_sums(m: Module, plan: Reduce, n: Numbers) -> Function:
+def _mend_sums(m: Module, plan: Reduce, n: Elements) -> Function:
     """A function that mends the sums of a tile where groups share the lanes: (sums, block, which tile, lanes, x, y)."""
     if plan.share is None:
         raise ValueError("groups do not share lanes in this plan")
@@ -441,7 +443,7 @@ def _mend_sums(m: Module, plan: Reduce, n: Numbers) -> Function:
     return f
 
 
-def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights: str) -> Function:
+def _write_sums(m: Module, plan: Reduce, given: Elements, n: Elements, tap_weights: str) -> Function:
     """A function that writes a task's sums to w.
 
     (sums, w, group, first own row, first row, lane blocks from, to, tiles from, to; then, to mend sums, x and y).
@@ -513,7 +515,7 @@ def _write_sums(m: Module, plan: Reduce, given: Numbers, n: Numbers, tap_weights
 
 
 def _ask_for_sums(
-    f: Function, plan: Reduce, n: Numbers, to: str, tap_weights: str, lanes: Value, *, turned: bool
+    f: Function, plan: Reduce, n: Elements, to: str, tap_weights: str, lanes: Value, *, turned: bool
 ) -> None:
     """Ask for the memory of a tile's sums: a run for each lane if they are turned, else one for each row if its lanes
     lie together.
@@ -530,7 +532,7 @@ def _ask_for_sums(
                 ask_for_run(f, f.at(to, f.add(offset, r * row_step), n.storage), plan.vectors * n.bytes)
 
 
-def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
+def _turn_tile(m: Module, plan: Reduce, n: Elements) -> Function:
     """A function that writes one vector of lanes of a tile's sums, of which taps and then rows lie together in w.
 
     (sums, w). Squares of sums are rounded, and turned so that each lane's lie together.
@@ -554,7 +556,7 @@ def _turn_tile(m: Module, plan: Reduce, n: Numbers) -> Function:
     return f
 
 
-def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, done: Value, lanes: Value) -> None:
+def _put_row(f: Function, plan: Reduce, n: Elements, row: str, to: str, done: Value, lanes: Value) -> None:
     """Write the sums of one row of lanes, but for those that are done."""
     lane_step = plan.w_strides[2]
     if lane_step == 1:
@@ -572,7 +574,7 @@ def _put_row(f: Function, plan: Reduce, n: Numbers, row: str, to: str, done: Val
             _put(f, plan, n, value, f.at(to, f.mul(lane, lane_step), n.storage))
 
 
-def _put(f: Function, plan: Reduce, n: Numbers, value: str, place: str) -> None:
+def _put(f: Function, plan: Reduce, n: Elements, value: str, place: str) -> None:
     """Write one sum, added to what is there if asked."""
     if plan.accumulate:
         value = f.op(f"fadd {plan.sum} {value}, {n.load_one(f, place)}")
