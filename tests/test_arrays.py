@@ -109,8 +109,9 @@ def test_the_first_input_names_the_library():
         (torch.zeros(2, 3, 5, dtype=torch.float8_e5m2), "input_array"),
         (torch.zeros(2, 3, 5, dtype=torch.complex64), "input_dtype"),
         (torch.zeros(2, 3, 5, dtype=torch.bool), "input_dtype"),
+        (torch.nn.UninitializedParameter(requires_grad=False), "input_array"),
     ],
-    ids=["meta", "sparse", "float8", "complex", "bool"],
+    ids=["meta", "sparse", "float8", "complex", "bool", "lazy"],
 )
 def test_other_tensors_are_refused(tensor, rule):
     with pytest.raises(SpecError) as caught:

@@ -75,7 +75,11 @@ def explain(problem: Problem | str) -> str:
 
         print(convgrad.explain("x f32 n8 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1"))
     """
-    return "\n".join(engine.explain(Problem.parse(problem) if isinstance(problem, str) else problem))
+    if isinstance(problem, str):
+        problem = Problem.parse(problem)
+    if not isinstance(problem, Problem):
+        raise SpecError(f"explain takes a problem or its text, got an object of type {type(problem).__name__}")
+    return "\n".join(engine.explain(problem))
 
 
 def _compute(

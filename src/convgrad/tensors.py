@@ -238,11 +238,11 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
             array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         else:
             array = tensor.numpy()
-        if array.size and not tensor.data_ptr():
-            raise broken("input_array", name, f"a {type(tensor).__name__} whose memory was given back")
-    except (TypeError, RuntimeError):
-        # Types that NumPy has no name for, and subclasses without memory of their own.
+    except (TypeError, RuntimeError, ValueError):
+        # Types that NumPy has no name for, and subclasses without memory of their own, or not yet.
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
+    if array.size and not tensor.data_ptr():
+        raise broken("input_array", name, f"a {type(tensor).__name__} whose memory was given back")
     return array, copied
 
 
