@@ -116,3 +116,8 @@ def test_older_errors_use_the_older_words():
         "ConvTransposeBackpropData: filter must be (3, *, 2) in XIO with groups=1, so that it fits output_delta "
         "(1, 4, 2) in NXC, got (3, 3, 3)"
     )
+
+
+def test_explain_takes_problems_only():
+    with pytest.raises(SpecError, match="explain takes a problem or its text, got an object of type ndarray"):
+        convgrad.explain(np.zeros(3))
