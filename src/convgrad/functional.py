@@ -79,7 +79,11 @@ def explain(problem: Problem | str) -> str:
     """
     from .explanation import of_problem, text
 
-    return "\n".join(text(of_problem(Problem.parse(problem) if isinstance(problem, str) else problem)))
+    if isinstance(problem, str):
+        problem = Problem.parse(problem)
+    if not isinstance(problem, Problem):
+        raise SpecError(f"explain takes a problem or its text, got an object of type {type(problem).__name__}")
+    return "\n".join(text(of_problem(problem)))
 
 
 def _compute(
