@@ -15,6 +15,7 @@ import pytest
 
 from convgrad import ConvgradError
 from convgrad.cpu.compile import jit
+from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.threads import count as counting
 from convgrad.cpu.threads import team as teams
@@ -616,14 +617,14 @@ print("good")
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("items", [0, 1, 2, 7, 500])
 def test_items_are_taken_once_from_both_ends(team, count, items):
-    m = Module()
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, shared = f.args
-    with f.items(f.at(shared, 64, "i8"), items) as item:
+    frame = Frame(Module(), [], "float")
+    f = frame.f
+    args, tid, _, _ = f.args
+    with frame.items("first", items) as item:
         f.op(f"atomicrmw add ptr {f.at(args, item, 'i64')}, i64 1 monotonic")
         f.store(tid, f.at(args, f.add(item, 1000), "i64"), "i64", 8)
-        f.store(f.following(item, items), f.at(args, f.add(item, 2000), "i64"), "i64", 8)
-    module = jit.load(str(m), *HOST)
+        f.store(frame.following(item, items), f.at(args, f.add(item, 2000), "i64"), "i64", 8)
+    module = jit.load(frame.end(), *HOST)
     for _ in range(20):
         buffer = words()
         team(module.address("kernel"), ctypes.addressof(buffer), count)

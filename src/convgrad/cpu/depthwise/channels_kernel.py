@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+from ..emit.frame import Frame, buffers
 from ..emit.nan_repair import Mend
-from ..gather.kernel import ARGUMENTS, Layout
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
@@ -40,17 +40,15 @@ def _write_pixels(plan: Slide) -> str:
     ]  # fmt: skip
     tap_weights = m.table("tap_weights", plan.taps)
 
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
-    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    frame = Frame(m, buffers(plan.sizes), plan.sum)
+    f, at, pointers = frame.f, frame.at, frame.tensors
     source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
-    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
-    _pack(f, plan, given, pointers, at, team, tap_weights)
+    _pack(frame, plan, given, tap_weights)
 
     walks = plan.walks
     counts = [max(s.stop for s in w.stretches) for w in walks]
     bands = -(-counts[2] // plan.band)
-    with f.items(f.at(team, 128, "i8"), plan.tasks) as task:
+    with frame.items("second", plan.tasks) as task:
         q0, q1, band = f.split(task, [counts[0], counts[1], bands])
         low = f.mul(band, plan.band)
         high = f.min(f.add(low, plan.band), counts[2])
@@ -60,17 +58,13 @@ def _write_pixels(plan: Slide) -> str:
                 stop = f.min(high, combo[2].stop)
                 with f.loop(low, stop, plan.rows) as q2, f.loop(0, combo[3].stop, plan.vectors) as q3:
                     _place(f, plan, given, result, combo, (plain, masked), source, target, at, (q0, q1, q2, q3), stop)
-    if plan.stream:
-        f.settle()
-    return str(m)
+    return frame.end(stream=plan.stream)
 
 
-def _pack(
-    f: Function, plan: Slide, n: Elements, pointers: dict[str, str], at: dict[str, str], team: str, tap_weights: str
-) -> None:
-    """Weights [tap][channel] and the bias in accumulators, channels rounded up to vectors; then all threads meet."""
-    pitch = plan.pitch
-    with f.items(f.at(team, 64, "i8"), len(plan.taps) + 1) as tap:
+def _pack(frame: Frame, plan: Slide, n: Elements, tap_weights: str) -> None:
+    """Weights [tap][channel] and the bias in accumulators, channels rounded up to vectors; then a barrier."""
+    f, at, pointers, pitch = frame.f, frame.at, frame.tensors, plan.pitch
+    with frame.items("first", len(plan.taps) + 1) as tap:
         branch = f.either(f.test("slt", tap, len(plan.taps)))
         offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
         with f.loop(0, pitch) as c:
@@ -84,7 +78,7 @@ def _pack(
                 value = n.load_one(f, f.at(pointers["bias"], f.mul(channel, plan.bias), n.storage))
                 f.store(value, f.at(at["bias"], c, plan.sum), plan.sum, size_of(plan.sum))
         f.join(branch)
-    f.meet(team)
+    frame.barrier()
 
 
 def _place(
@@ -255,16 +249,15 @@ def _write_w(plan: Slide) -> str:
         raise ValueError("the plan does not say what a weight meets")
     mend = Mend(m, plan.met, given, (1, 1), (1, 1), 0)
 
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
-    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
-    sums = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at["sums"]
+    frame = Frame(m, buffers(plan.sizes), plan.sum)
+    f, at, pointers = frame.f, frame.at, frame.tensors
+    sums = at["sums"]
     slab = len(plan.taps) * plan.pitch
     counts = plan.counts
     rows = -(-counts[2] // plan.rows)
     total = counts[0] * counts[1] * rows
     each = -(-total // plan.slices)
-    with f.items(f.at(team, 64, "i8"), plan.slices) as part:
+    with frame.items("first", plan.slices) as part:
         mine = f.at(sums, f.mul(part, slab), plan.sum)
         with f.loop(0, slab, plan.lanes) as i:
             f.store("zeroinitializer", f.at(mine, i, plan.sum), given.vector, size_of(plan.sum))
@@ -272,8 +265,8 @@ def _write_w(plan: Slide) -> str:
         with f.loop(first, f.min(f.add(first, each), total)) as index, f.loop(0, counts[3], plan.vectors) as q3:
             q0, q1, tile_row = f.split(index, [counts[0], counts[1], rows])
             _add(f, plan, given, combo, (plain, masked), pointers, mine, (q0, q1, f.mul(tile_row, plan.rows), q3))
-    f.meet(team)
-    with f.items(f.at(team, 128, "i8"), len(plan.taps)) as tap:
+    frame.barrier()
+    with frame.items("second", len(plan.taps)) as tap:
         offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
         row = f.at(sums, f.mul(tap, plan.pitch), plan.sum)
         with f.loop(0, plan.pitch, plan.lanes) as c:
@@ -290,7 +283,7 @@ def _write_w(plan: Slide) -> str:
             if plan.accumulate:
                 value = f.op(f"fadd {plan.sum} {value}, {result.load_one(f, place)}")
             result.store_one(f, value, place)
-    return str(m)
+    return frame.end()
 
 
 def _add(

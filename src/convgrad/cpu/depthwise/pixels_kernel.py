@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..gather.kernel import ARGUMENTS, Layout
+from ..emit.frame import Frame, buffers
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of, splat
@@ -28,13 +28,11 @@ def write(plan: Plane) -> str:
     heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
     tiles = {rows: _tile(m, f"tile{rows}", plan, result, rows) for rows in heights if rows <= height}
 
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
-    pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+    frame = Frame(m, buffers(plan.sizes), plan.sum)
+    f, at, pointers = frame.f, frame.at, frame.tensors
     source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
-    at = Layout(f, plan.sizes, plan.sum, pointers["workspace"], tid).at
-    band, weights = at[".band"], at[".weights"]
-    with f.items(f.at(team, 64, "i8"), plan.tasks) as task:
+    band, weights = at["band"], at["weights"]
+    with frame.items("first", plan.tasks) as task:
         first = f.mul(task, plan.each)
         with f.loop(first, f.min(f.add(first, plan.each), plan.images * plan.channels)) as index:
             image, channel = f.split(index, [plan.images, plan.channels])
@@ -60,7 +58,7 @@ def write(plan: Plane) -> str:
                         places = f.add(f.mul(d, plan.out_steps[0]), f.mul(h, plan.out_steps[1]), w)
                         there = f.at(base, places, result.storage)
                         f.call(tile, f.at(band, read, plan.sum), weights, there, f.sub(width, w))
-    return str(m)
+    return frame.end()
 
 
 def _copy(m: Module, plan: Plane, n: Elements) -> Function:

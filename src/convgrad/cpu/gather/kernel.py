@@ -6,8 +6,8 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain, product
 
+from ..emit.frame import Frame, buffers, items
 from ..emit.prefetch import Fetch, slice_of
-from ..emit.prefetch import tabulate as list_lines
 from ..emit.tile import Tile, addresses, moved
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -17,30 +17,14 @@ from ..pack.boxes import each_piece, pack, unpack, write_rows, zero
 from ..plan.records import Gather, busy_tiles, entry_steps
 from ..target import LINE
 
-ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 PHASE = 14  # numbers of a phase in its table: first tap, taps, and per axis residue, start and stop
-
-
-class Layout:
-    """Where each buffer lies in the workspace: first what threads share, then what each has of its own."""
-
-    def __init__(self, f: Function, sizes: dict[str, int], sum_: str, workspace: str, tid: str) -> None:
-        shared = {k: v for k, v in sizes.items() if not k.startswith(".")}
-        own = {k: v for k, v in sizes.items() if k.startswith(".")}
-        mine = f.at(workspace, f.add(sum(shared.values()), f.mul(tid, sum(own.values()))), sum_)
-        self.at: dict[str, str] = {}
-        for base, buffers in ((workspace, shared), (mine, own)):
-            offset = 0
-            for name, size in buffers.items():
-                self.at[name] = f.at(base, offset, sum_)
-                offset += size
 
 
 def write(plan: Gather) -> str:
     """The IR of a kernel for this plan."""
     if plan.fold is not None and plan.blocks > 1:
         raise ValueError("folded results must be in one block of channels")
-    return str(_Kernel(plan).module)
+    return _Kernel(plan).text
 
 
 class _Kernel:
@@ -89,28 +73,26 @@ class _Kernel:
                 plan.stream, plan.one_row, plan.twice, plan.cout % plan.lanes == 0,
             )  # fmt: skip
 
-        self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-        args, tid, _, team = f.args
-        self.pointers = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+        self.frame = frame = Frame(m, buffers(plan.sizes), plan.sum)
+        self.f, self.pointers, self.at = frame.f, frame.tensors, frame.at
         self.source, self.target = (self.pointers[role] for role in ("xy" if plan.wanted == "y" else "yx"))
-        self.at = Layout(f, plan.sizes, plan.sum, self.pointers["workspace"], tid).at
         if plan.ahead is not None:
-            f.call(list_lines(m, plan.ahead), self.at[".lines"])
+            frame.list_lines(plan.ahead)
         if plan.own:
-            self._by_blocks(f.at(team, 64, "i8"))
+            self._by_blocks()
         else:
-            self._pack_all(f.at(team, 64, "i8"))
+            self._pack_all()
             if not plan.copies:
-                f.meet(team)
-            self._by_boxes(f.at(team, 128, "i8"))
-        if plan.stream:
-            f.settle()
+                frame.barrier()
+            self._by_boxes()
+        self.text = frame.end(stream=plan.stream)
 
-    def _pack_all(self, counter: str) -> None:
+    def _pack_all(self) -> None:
         """The weights, and the bias, in the order in which the tiles read them."""
         f, plan = self.f, self.plan
         units = plan.groups * plan.blocks * plan.chunks
-        with f.loop(0, units) if plan.copies else f.items(counter, units) as unit:
+        counter = self.frame.counter("first")
+        with f.loop(0, units) if plan.copies else items(f, counter, units) as unit:
             group, block, chunk = f.split(unit, [plan.groups, plan.blocks, plan.chunks])
             weights, bias = self._weights(group, block, chunk)
             f.call(self.pack_weights, self.pointers["w"], weights, group, block, chunk)
@@ -120,7 +102,7 @@ class _Kernel:
     def _weights(self, group: Value, block: Value, chunk: Value) -> tuple[str, str]:
         """Where the packed weights and the bias of a block of channels lie."""
         f, plan = self.f, self.plan
-        weights, biases = (self.at[f"{plan.mark}{name}"] for name in ("weights", "bias"))
+        weights, biases = (self.at[name] for name in ("weights", "bias"))
         if plan.own:
             return weights, biases
         step = f.div(f.mul(chunk, plan.chunk), plan.width)
@@ -129,7 +111,7 @@ class _Kernel:
         bias = f.mul(f.add(f.mul(group, plan.blocks), block), plan.block)
         return f.at(weights, place, plan.sum), f.at(biases, bias, plan.sum)
 
-    def _by_boxes(self, counter: str) -> None:
+    def _by_boxes(self) -> None:
         """Boxes of pixels, each with all or a part of the channels."""
         f, plan = self.f, self.plan
         counts = [w.boxes for w in plan.walks]
@@ -141,7 +123,7 @@ class _Kernel:
                 run, *boxes, part = f.split(task, [plan.runs, *counts, plan.block_groups])
             return run, part, boxes
 
-        with f.items(counter, plan.tasks) as task:
+        with self.frame.items("second", plan.tasks) as task:
             run, part, boxes = decode(task)
             start = self._begin(boxes)
             share = -(-plan.blocks // plan.block_groups)
@@ -152,7 +134,7 @@ class _Kernel:
             with f.loop(first_group, last_group) as group, f.loop(0, plan.chunks) as chunk:
                 band = self._band(group, start, chunk)
                 # What comes next: the next chunk, or group, or else the task that follows.
-                next_run, _, next_boxes = decode(f.following(task, plan.tasks))
+                next_run, _, next_boxes = decode(self.frame.following(task, plan.tasks))
                 coming: list[Value] = [f.mul(next_run, plan.run), *next_boxes, 0]
                 inner = [(plan.run, group, f.sub(last_group, 1), [f.add(group, 1), *boxes, 0])]
                 inner.append((plan.chunks, chunk, plan.chunks - 1, [group, *boxes, f.add(chunk, 1)]))
@@ -165,10 +147,10 @@ class _Kernel:
                     place = f.mul(block, plan.stage) if plan.chunks > 1 else 0
                     self._block(group, block, chunk, start, band, place, f.sub(block, first), bases)
 
-    def _by_blocks(self, counter: str) -> None:
+    def _by_blocks(self) -> None:
         """Blocks of channels, each with all boxes, a chunk after another: a thread packs the weights that it needs."""
         f, plan = self.f, self.plan
-        with f.items(counter, plan.tasks) as task:
+        with self.frame.items("first", plan.tasks) as task:
             group, block = f.split(task, [plan.groups, plan.blocks])
             with f.loop(0, plan.chunks) as chunk:
                 weights, bias = self._weights(group, block, chunk)
@@ -193,7 +175,7 @@ class _Kernel:
         """Where the weights lie that are packed next: of the next chunk, or else of a task that may follow."""
         f, plan = self.f, self.plan
         more = f.test("slt", chunk, plan.chunks - 1)
-        following = f.choose(more, task, f.following(task, plan.tasks))
+        following = f.choose(more, task, self.frame.following(task, plan.tasks))
         group, block = f.split(following, [plan.groups, plan.blocks])
         first = (group, f.mul(block, plan.block), f.choose(more, f.mul(f.add(chunk, 1), plan.chunk), 0))
         at = f.add(*(f.mul(n, s) for n, s in zip(first, plan.w_strides, strict=True)))
@@ -203,7 +185,7 @@ class _Kernel:
         """Begin with a box: where it starts, its pixels listed."""
         f, plan = self.f, self.plan
         start = [f.mul(b, w.box) for b, w in zip(boxes, plan.walks, strict=True)]
-        f.call(self.tabulate, self.at[".table"], *start)
+        f.call(self.tabulate, self.at["table"], *start)
         return start
 
     def _band(self, group: Value, start: list[Value], chunk: Value) -> str:
@@ -220,8 +202,8 @@ class _Kernel:
             channels = f.min(f.sub(plan.given, channel), plan.chunk)
         else:
             channels = plan.share[0] * (plan.cout // plan.share[1])
-        f.call(self.pack_box, f.at(self.source, origin, self.given.storage), self.at[".band"], *corner, channels)
-        return self.at[".band"]
+        f.call(self.pack_box, f.at(self.source, origin, self.given.storage), self.at["band"], *corner, channels)
+        return self.at["band"]
 
     def _bases(self, coming: list[Value], group: Value, start: list[Value], block: Value) -> list[str]:
         """What is asked for ahead: where the input that comes next begins, (group, boxes, chunk), and the results."""
@@ -255,11 +237,11 @@ class _Kernel:
         count = f.min(f.sub(plan.cin, f.mul(chunk, plan.chunk)), plan.chunk)
         weights, bias = self._weights(group, block, chunk)
         out_channel = f.add(f.mul(group, plan.out_channel[0]), f.mul(f.mul(block, plan.block), plan.out_channel[1]))
-        stage = f.at(at[".stage"], stage_at, plan.sum)
+        stage = f.at(at["stage"], stage_at, plan.sum)
         place = stage if plan.staged else f.at(self.target, out_channel, self.result.storage)
         if plan.share is not None:
             band = f.at(band, f.mul(block, plan.block // plan.share[1] * plan.share[0]), plan.sum)
-        tables = at[".table"]
+        tables = at["table"]
         with f.loop(0, len(plan.phases)) as phase:
             range_ = f.at(tables, f.add(f.mul(phase, 3), 2 * plan.pixels), "i64")
             first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
@@ -275,7 +257,7 @@ class _Kernel:
                     if plan.ahead is not None:
                         each = busy_tiles(plan.walks, plan.rows)
                         call = f.add(f.mul(index, each), f.div(pixel, plan.rows))
-                        fetched = slice_of(f, plan.ahead, at[".lines"], call, bases)
+                        fetched = slice_of(f, plan.ahead, at["lines"], call, bases)
                     arguments = (band, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
                     f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
         if self.finish is None:

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 
+from ..emit.frame import Frame, buffers
 from ..emit.nan_repair import Mend
-from ..emit.prefetch import Fetch, ask_for_run, slice_of, tabulate
+from ..emit.prefetch import Fetch, ask_for_run, slice_of
 from ..emit.tile import Tile
-from ..gather.kernel import ARGUMENTS, Layout
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.shuffle import interleave
@@ -68,22 +68,20 @@ def write(plan: Reduce) -> str:
     tail = _tile(m, "tile_tail", plan, result, plan.tail) if plan.tail else None
     write_sums = _write_sums(m, plan, given, result, tap_weights)
 
-    f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
-    args, tid, _, team = f.args
-    given_at = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
-    pointers = {name: given_at[role] for name, role in zip("xyw", plan.operands, strict=True)}
-    at = Layout(f, plan.sizes, plan.sum, given_at["workspace"], tid).at
+    frame = Frame(m, buffers(plan.sizes), plan.sum)
+    f, at = frame.f, frame.at
+    pointers = {name: frame.tensors[role] for name, role in zip("xyw", plan.operands, strict=True)}
     boxes = plan.box_counts
     total = prod(boxes)
     data = [pointers["x"], pointers["y"]] if plan.mends else []
     if plan.ahead is not None:
-        f.call(tabulate(m, plan.ahead), at[".lines"])
+        frame.list_lines(plan.ahead)
 
-    with f.items(f.at(team, 64, "i8"), plan.tasks) as task:
+    with frame.items("first", plan.tasks) as task:
         unit, part = f.split(task, [plan.tasks // plan.slices, plan.slices])
         group, row, first_row, lane_start = _place(f, plan, unit)
         lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
-        slab = at[".slab"] if plan.slices == 1 else f.at(at["sums"], f.mul(task, plan.slab), plan.sum)
+        slab = at["slab"] if plan.slices == 1 else f.at(at["sums"], f.mul(task, plan.slab), plan.sum)
         first_box, last_box = (f.div(f.mul(p, total), plan.slices) for p in (part, f.add(part, 1)))
         with f.loop(first_box, last_box) as box:
             place = f.split(box, boxes)
@@ -97,11 +95,11 @@ def write(plan: Reduce) -> str:
             complete = f.choose(f.test("eq", box, f.sub(last_box, 1)), 1, 0)
             coming: list[str] = []
             if plan.ahead is not None:
-                following = f.following(task, plan.tasks)
+                following = frame.following(task, plan.tasks)
                 coming = _coming(f, plan, pointers, given, task, following, box, last_box)[-len(plan.ahead.regions) :]
 
             def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:
-                return () if plan.ahead is None else slice_of(f, plan.ahead, at[".lines"], call, coming)
+                return () if plan.ahead is None else slice_of(f, plan.ahead, at["lines"], call, coming)
 
             with f.loop(lane_start, lane_stop) as block:
                 local = f.sub(block, lane_start)
@@ -135,9 +133,9 @@ def write(plan: Reduce) -> str:
         if plan.slices == 1 and not plan.direct:
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, 0, plan.tiles, *data)
     if plan.slices > 1:
-        f.meet(team)
+        frame.barrier()
         units = plan.tasks // plan.slices
-        with f.items(f.at(team, 128, "i8"), units * plan.tiles) as item:
+        with frame.items("second", units * plan.tiles) as item:
             of, tile = f.split(item, [units, plan.tiles])
             group, row, first_row, lane_start = _place(f, plan, of)
             lane_stop = f.min(f.add(lane_start, plan.lane_part), plan.lane_blocks)
@@ -152,9 +150,7 @@ def write(plan: Reduce) -> str:
                 f.store(sum_, f.at(slab, i, plan.sum), given.vector, size_of(plan.sum))
             tiles = (tile, f.add(tile, 1))
             f.call(write_sums, slab, pointers["w"], group, row, first_row, lane_start, lane_stop, *tiles, *data)
-    if plan.stream:
-        f.settle()
-    return str(m)
+    return frame.end(stream=plan.stream)
 
 
 def _coming(
@@ -236,7 +232,7 @@ def _bands(
     corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
     for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
         packer = packers[side]
-        raw = [at[f".{side}_raw"]] if plan.joining(side) == "copy" else []
+        raw = [at[f"{side}_raw"]] if plan.joining(side) == "copy" else []
         base = f.add(f.mul(group, channel[0]))
         if packer is None:
             steps = [p.stride for p in (plan.x_packs if side == "x" else plan.y_packs)]
@@ -244,7 +240,7 @@ def _bands(
             first = first_row if side == plan.row_side else f.mul(lane_start, plan.block)
             bands[side] = f.at(pointers[side], f.add(base, f.mul(first, channel[1]), *shift), given.storage)
             continue
-        bands[side] = at[f".{side}"]
+        bands[side] = at[f"{side}"]
         begin = [f.add(*(f.mul(begin[i], size) for i, size in terms)) for terms in plan.packing(side).starts]
         if side == plan.row_side and not plan.share:
             source = f.at(pointers[side], f.add(base, f.mul(first_row, channel[1])), given.storage)

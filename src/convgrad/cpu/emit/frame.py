@@ -1,0 +1,122 @@
+"""The frame of a kernel: its exported function with arguments, buffers, counters, barrier, first and last steps.
+
+Every thread of a team calls `kernel(args, tid, threads, team)`. `args` holds the addresses of the tensors and of the
+workspace; `team` begins with the barrier's function and has counters from which threads take work. Both are laid out
+by `threads/team_ir.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ..ir.builder import Function, Module, Value
+from ..plan.records import Ahead
+from ..threads.team_ir import COUNTER
+from .prefetch import tabulate
+
+ARGUMENTS = ("x", "w", "y", "bias", "workspace")
+COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each phase of a kernel: bytes from the team's address
+
+
+class Buffer(NamedTuple):
+    """Memory in the workspace, in elements of accumulators: one for all threads, or one for each."""
+
+    name: str
+    elements: int
+    per_thread: bool
+
+
+def buffers(sizes: Mapping[str, int]) -> list[Buffer]:
+    """The buffers of a plan that names them by strings: those that each thread has begin with a dot."""
+    return [Buffer(name.lstrip("."), elements, name.startswith(".")) for name, elements in sizes.items()]
+
+
+class Frame:
+    """The exported function, while it is written into `f`.
+
+    `tensors` are the addresses of the arguments by name, `at` those of the buffers. In the workspace, shared buffers
+    come first, then those of each thread.
+    """
+
+    def __init__(self, m: Module, buffers: Sequence[Buffer], sum_: str) -> None:
+        self.module = m
+        self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
+        args, tid, _, self.team = f.args
+        self.tensors = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
+        shared = [b for b in buffers if not b.per_thread]
+        own = [b for b in buffers if b.per_thread]
+        sizes = [sum(b.elements for b in some) for some in (shared, own)]
+        workspace = self.tensors["workspace"]
+        mine = f.at(workspace, f.add(sizes[0], f.mul(tid, sizes[1])), sum_)
+        self.at: dict[str, str] = {}
+        for base, some in ((workspace, shared), (mine, own)):
+            offset = 0
+            for buffer in some:
+                self.at[buffer.name] = f.at(base, offset, sum_)
+                offset += buffer.elements
+
+    def list_lines(self, ahead: Ahead) -> None:
+        """First of all, fill the buffer "lines" with the offsets that the tiles prefetch."""
+        self.f.call(tabulate(self.module, ahead), self.at["lines"])
+
+    def end(self, *, stream: bool = False) -> str:
+        """The module's text; before, results that were streamed are made visible to other threads."""
+        if stream:
+            self.f.settle()
+        return str(self.module)
+
+    # Work that threads share.
+
+    def counter(self, name: str) -> str:
+        """The address of a counter."""
+        return self.f.at(self.team, COUNTERS[name], "i8")
+
+    @contextmanager
+    def items(self, counter: str, count: Value) -> Iterator[str]:
+        """Run the body for the items that this thread takes of 0 to count - 1, by the counter of a phase."""
+        with items(self.f, self.counter(counter), count) as item:
+            yield item
+
+    def following(self, item: Value, count: Value) -> Value:
+        """The item that this thread is likely to take after one, or the last at its end."""
+        f = self.f
+        step = f.div(f.add(f.args[2], 1), 2)
+        ahead = f.min(f.add(item, step), f.sub(count, 1))
+        return f.choose(_odd(f), f.max(f.sub(item, step), 0), ahead)
+
+    def barrier(self) -> None:
+        """Wait until every thread of the team has come here."""
+        barrier = self.f.load(self.team, "ptr", 8)
+        self.f.do(f"call void {barrier}(ptr {self.team})")
+
+
+@contextmanager
+def items(f: Function, counter: str, count: Value) -> Iterator[str]:
+    """Run the body for the items that this thread takes of 0 to count - 1.
+
+    Threads of even numbers take items from the first on, those of odd numbers from the last: of two threads, each takes
+    neighbours, call after call, and their memory stays in its caches. The lower half of a counter says how many items
+    were taken from the first on, the upper half how many from the last.
+    """
+    f.count += 1
+    k = f.count
+    odd = _odd(f)
+    one = f.choose(odd, 1 << 32, 1)
+    f.do(f"br label %take{k}")
+    f.do(f"take{k}:")
+    taken = f.op(f"atomicrmw add ptr {counter}, i64 {one} monotonic")
+    low, high = f.op(f"and i64 {taken}, {(1 << 32) - 1}"), f.op(f"lshr i64 {taken}, 32")
+    more = f.test("slt", f.add(low, high), count)
+    item = f.op(f"select i1 {odd}, i64 {f.sub(f.sub(count, 1), high)}, i64 {low}")
+    f.do(f"br i1 {more}, label %work{k}, label %done{k}")
+    f.do(f"work{k}:")
+    yield item
+    f.do(f"br label %take{k}")
+    f.do(f"done{k}:")
+
+
+def _odd(f: Function) -> str:
+    """Whether the thread that runs an exported function has an odd number."""
+    return f.op(f"trunc i64 {f.args[1]} to i1")
