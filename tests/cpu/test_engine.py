@@ -76,7 +76,7 @@ def _narrow(plan: Plan) -> bool:
     return not isinstance(plan, Declined) and any(why.startswith("vectors of ") for why in plan.why)
 
 
-# What the problems of this file must walk, so that the tests above mean something.
+# What the problems of this file must axis_map, so that the tests above mean something.
 PATHS: dict[str, Callable[[Plan], bool]] = {
     "gather in place": _gather(lambda g: g.in_place),
     "gather in place, in pairs": _gather(lambda g: g.in_place and g.pairs),
@@ -86,7 +86,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "gather in chunks of pairs": _gather(lambda g: g.chunks > 1 and g.pairs),
     "a last chunk that is shorter": _gather(lambda g: g.chunks > 1 and g.cin % g.chunk != 0),
     "gather in boxes, the last one smaller": _gather(
-        lambda g: any(w.boxes > 1 and -(-w.out // w.phi) % w.box for w in g.walks)
+        lambda g: any(w.boxes > 1 and -(-w.out // w.out_stride) % w.box for w in g.maps)
     ),
     "gather in blocks of channels": _gather(lambda g: g.blocks > 1 and g.block_groups > 1),
     "tasks with unequal blocks": _gather(lambda g: g.block_groups > 1 and g.blocks % g.block_groups != 0),
@@ -103,25 +103,25 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "weights packed by who needs them, in pairs": _gather(lambda g: g.own and g.pairs),
     "weights packed by who needs them, for many boxes": _gather(lambda g: g.own and g.boxes > 1 and g.chunks > 1),
     "weights packed by who needs them, input in place": _gather(lambda g: g.own and g.in_place and g.chunks > 1),
-    "weights packed by who needs them, asking ahead": _gather(lambda g: g.own and g.ahead is not None),
+    "weights packed by who needs them, asking ahead": _gather(lambda g: g.own and g.prefetch is not None),
     "weights packed by who needs them, asking for more": _gather(lambda g: g.weights_apart > 0 and g.boxes > 1),
     "weights packed by who needs them, for one box": _gather(lambda g: g.weights_apart > 0 and g.boxes == 1),
     "a shorter tile": _gather(lambda g: g.short > 0 and not g.tail),
     "a shorter tile of a narrower block": _gather(lambda g: g.short > 0 and g.tail > 0 and g.blocks > 1),
-    "several groups in a task": _gather(lambda g: g.run > 1 and g.runs > 1 and g.ahead is not None),
+    "several groups in a task": _gather(lambda g: g.run > 1 and g.runs > 1 and g.prefetch is not None),
     "several groups in a task, fewer in the last": _gather(lambda g: g.groups % g.run > 0),
     "gather with groups side by side": _gather(lambda g: g.share is not None),
     "gather with groups of several side by side": _gather(lambda g: g.share is not None and g.share[0] > 1),
-    "phases of a stride": _gather(lambda g: any(w.phi > 1 for w in g.walks)),
+    "phases of a stride": _gather(lambda g: any(w.out_stride > 1 for w in g.maps)),
     "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.phases)),
-    "borders apart": _gather(lambda g: any(len(w.stretches) > w.phi for w in g.walks)),
+    "borders apart": _gather(lambda g: any(len(w.segments) > w.out_stride for w in g.maps)),
     "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.packs)),
     "past the caches": _gather(lambda g: g.stream and not g.staged),
     "past the caches from a stage": _gather(lambda g: g.stream and g.staged),
     "past the caches, pixels in the lanes": _reduce(lambda r: r.stream and r.operands[0] == "w"),
-    "asking ahead": _gather(lambda g: g.ahead is not None),
-    "asking ahead for what is spread": _gather(lambda g: g.ahead is not None and g.ahead.each > 4),
-    "asking ahead for both sides": _reduce(lambda r: r.ahead is not None and len(r.ahead.regions) == 2),
+    "asking ahead": _gather(lambda g: g.prefetch is not None),
+    "asking ahead for what is spread": _gather(lambda g: g.prefetch is not None and g.prefetch.each > 4),
+    "asking ahead for both sides": _reduce(lambda r: r.prefetch is not None and len(r.prefetch.regions) == 2),
     "pixels in the lanes": _reduce(lambda r: r.operands == ("w", "x", "y") and not r.pairs),
     "a last block with fewer vectors": _gather(lambda g: g.tail > 0 and g.blocks > 1),
     "a last block with fewer vectors, weights": _reduce(lambda r: r.tail > 0 and r.lane_blocks > 1 and not r.direct),
@@ -143,7 +143,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     ),
     "an odd number of channels in pairs": _gather(lambda g: g.given < g.cin),
     "channels on their own, y": _slide(lambda s: s.wanted == "y"),
-    "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.phi for w in s.walks) > 1),
+    "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.out_stride for w in s.maps) > 1),
     "channels on their own, w": _slide(lambda s: s.wanted == "w" and s.slices > 1),
     "channels on their own, past the caches": _slide(lambda s: s.stream),
     "rows of one channel, y": _plane(lambda p: p.wanted == "y" and p.bias is not None),

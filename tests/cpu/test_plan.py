@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convgrad.cpu.plan.axes import Axis, lines, simplify, spans, spatial, walks_of
+from convgrad.cpu.plan.axes import Axis, axis_maps, lines, simplify, spans, spatial
 from convgrad.cpu.plan.cost import BEGIN, Boxes, Filling, Room
 from convgrad.cpu.plan.records import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan.registry import make_plan
@@ -135,11 +135,9 @@ def order(plan: Gather | Reduce | Slide | Plane) -> tuple[Any, ...]:
         return plan.lanes, plan.kernel, plan.entries
     if isinstance(plan, Slide):
         assert plan.band % plan.rows == 0
-        return plan.rows, plan.vectors, plan.lanes, plan.walks, plan.slices
+        return plan.rows, plan.vectors, plan.lanes, plan.maps, plan.slices
     if isinstance(plan, Gather):
-        taps = [
-            (s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for walk in plan.walks for s in walk.stretches
-        ]
+        taps = [(s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for m in plan.maps for s in m.segments]
         return plan.chunk, plan.pairs, plan.share, plan.lanes, tuple(taps)
     return plan.row_side, plan.box, plan.slices, plan.pairs, plan.share, plan.lanes, plan.reach
 
@@ -189,25 +187,25 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
             continue
         forward = p.wanted == "y"
         inside = outputs = 1
-        for axis, walk in zip(simplify(p).axes, plan.walks, strict=True):
+        for axis, axis_map in zip(simplify(p).axes, plan.maps, strict=True):
             size = axis.x if forward else axis.y
             places = [
-                (q * walk.phi + s.residue, met(axis, forward, q * walk.phi + s.residue, k))
-                for s in walk.stretches
+                (q * axis_map.out_stride + s.residue, met(axis, forward, q * axis_map.out_stride + s.residue, k))
+                for s in axis_map.segments
                 for q in range(s.start, s.stop)
                 for k, _ in s.taps
             ]
             assert all(place is not None for _, place in places), f"{p}: a product with a zero that the stride made"
             assert len(places) == len(set(places))
             inside *= sum(0 <= place < size for _, place in places if place is not None)
-            outputs *= sum(s.stop - s.start for s in walk.stretches)
+            outputs *= sum(s.stop - s.start for s in axis_map.segments)
         assert inside == p.n * p.taps, p
         assert outputs == p.n * prod(p.y if forward else p.x), p
-        # Phases are all combinations of stretches, so what holds for each axis holds for them.
+        # Phases are all combinations of segments, so what holds for each axis holds for them.
         if isinstance(plan, Slide):
             continue
-        assert len(plan.phases) == prod(len(walk.stretches) for walk in plan.walks)
-        assert sum(phase.count for phase in plan.phases) == len(plan.meetings)
+        assert len(plan.phases) == prod(len(axis_map.segments) for axis_map in plan.maps)
+        assert sum(phase.count for phase in plan.phases) == len(plan.tap_table)
 
 
 @pytest.mark.parametrize("target", ["halves", "without halves"])
@@ -466,7 +464,7 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         text = f"{wanted} f32 n1 g1 cx256 cy256 x{pixels} w1 y{pixels} s1 d1 p0 x@nxc y@nxc w@xio"
         plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
         assert not isinstance(plan, Declined)
-        box = plan.walks[-1].box if isinstance(plan, Gather) else plan.box[-1]
+        box = plan.maps[-1].box if isinstance(plan, Gather) else plan.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
 
@@ -523,13 +521,13 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
         split = tuple(bool(apart) for apart in rng.integers(0, 2, 4))
         box = [int(rng.integers(1, 9)) for _ in axes]
         filling = Filling(tuple(axes), forward, 6, 4, 10, False, TARGETS["native"], 0.0, {})
-        filling.splits, filling.walks = [split], {
-            apart: walks_of(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
+        filling.splits, filling.maps = [split], {
+            apart: axis_maps(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
         }  # fmt: skip
-        walks = walks_of(tuple(axes), forward, box, split, False)
+        maps = axis_maps(tuple(axes), forward, box, split, False)
         counted: dict[int, int] = {}
-        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in walks)):
-            for part in product(*(w.stretches for w in walks)):
+        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in maps)):
+            for part in product(*(w.segments for w in maps)):
                 ends = [min(s.stop, at + b) - max(s.start, at) for s, at, b in zip(part, corner, box, strict=True)]
                 if min(ends) > 0:
                     taps = prod(len(s.taps) for s in part)
@@ -568,12 +566,12 @@ def test_pixels_of_a_tile_are_evenly_spaced_where_tiles_fill_rows() -> None:
     named = [Problem.parse("x f32 n2 g3 cx8 cy8 x5x14 w3x3 y5x14 s1x1 d1x1 p1x1 x@nxc y@nxc")]
     for p in [*DRAWN, *named]:
         plan = make_plan(p, TARGETS["halves"], 2)
-        if not isinstance(plan, Gather) or prod(w.out for w in plan.walks) > 5000:
+        if not isinstance(plan, Gather) or prod(w.out for w in plan.maps) > 5000:
             continue
         even = True
-        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in plan.walks)):
+        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in plan.maps)):
             for phase in plan.phases:
-                ends = zip(phase.starts, phase.stops, corner, plan.walks, strict=True)
+                ends = zip(phase.starts, phase.stops, corner, plan.maps, strict=True)
                 places = list(product(*(range(max(a, at), min(b, at + w.box)) for a, b, at, w in ends)))
                 tiles = [places[i : i + plan.rows] for i in range(0, len(places), plan.rows)]
                 even = even and all(len({place[:3] for place in tile}) == 1 for tile in tiles)
@@ -591,7 +589,7 @@ def test_pieces_of_a_row_begin_with_lines_of_memory(wanted: str, stride: int, dt
     text = f"{wanted} {dtype} n3 g1 cx256 cy256 x{3002 * stride} w3 y3002 s{stride} d1 p1"
     plan = make_plan(Problem.parse(text), TARGETS["without halves"], 2)
     if isinstance(plan, Gather):
-        assert plan.walks[-1].boxes > 1
+        assert plan.maps[-1].boxes > 1
         assert plan.region[-1] % line == 0
     else:
         assert isinstance(plan, Reduce)
@@ -606,8 +604,8 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather | Reduce)
     steps = plan.chunk // plan.width if isinstance(plan, Gather) else prod(plan.box) // (2 if plan.pairs else 1)
-    assert plan.ahead is not None
-    assert plan.ahead.each * plan.ahead.pause <= steps
+    assert plan.prefetch is not None
+    assert plan.prefetch.each * plan.prefetch.pause <= steps
 
 
 @pytest.mark.parametrize(
@@ -618,13 +616,13 @@ def test_only_tiles_with_products_ask_for_the_next_box(x: str, kernel: str, stri
     text = f"x f32 n16 g1 cx64 cy64 x{x} w{kernel} y28x20 s{stride} d1x1 p{pad}x{pad} x@nxc w@xio y@nxc"
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
-    assert plan.ahead is not None
+    assert plan.prefetch is not None
     pixels = sum(
-        prod(max(0, min(b, w.box) - a) for a, b, w in zip(phase.starts, phase.stops, plan.walks, strict=True))
+        prod(max(0, min(b, w.box) - a) for a, b, w in zip(phase.starts, phase.stops, plan.maps, strict=True))
         for phase in plan.phases
         if phase.count
     )
-    assert plan.ahead.calls <= ceil(plan.blocks / plan.block_groups) * ceil(pixels / plan.rows)
+    assert plan.prefetch.calls <= ceil(plan.blocks / plan.block_groups) * ceil(pixels / plan.rows)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -637,10 +635,10 @@ def test_boxes_ask_for_all_of_the_weights_that_are_packed_next(
     text = f"{wanted} {dtype} n{images} g1 cx512 cy512 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1{layout}"
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
-    assert plan.ahead is not None
+    assert plan.prefetch is not None
     assert plan.own
     size = DTYPES[dtype].size
-    *_, weights = plan.ahead.regions
+    *_, weights = plan.prefetch.regions
     asked = {
         (16 + box * plan.weights_apart + sum(at)) // LINE
         for box in range(plan.boxes)
@@ -657,7 +655,7 @@ def test_weights_are_not_asked_for_if_there_are_too_many() -> None:
     plan = make_plan(Problem.parse("y f32 n8 g1 cx512 cy4096 x7x7 w7x7 y1x1 s1x1 d1x1 p0x0"), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
     assert plan.own
-    assert plan.ahead is None
+    assert plan.prefetch is None
 
 
 def test_phases_without_products_are_the_last() -> None:
@@ -691,7 +689,7 @@ def test_small_problems_are_planned_for_one_thread() -> None:
 def test_small_caches_try_everything() -> None:
     """What only large problems do on a real machine is done by many of the small ones on a made-up one."""
     plans = [make_plan(p, TARGETS["native in small caches"], 2) for p in DRAWN]
-    assert sum(isinstance(plan, Gather | Reduce) and plan.ahead is not None for plan in plans) > len(plans) // 4
+    assert sum(isinstance(plan, Gather | Reduce) and plan.prefetch is not None for plan in plans) > len(plans) // 4
     if TARGETS["native"].triple.startswith("x86_64"):
         gathers = [plan for plan in plans if isinstance(plan, Gather)]
         assert sum(plan.stream for plan in gathers) > len(gathers) // 4

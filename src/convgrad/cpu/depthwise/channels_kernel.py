@@ -16,7 +16,7 @@ from ..emit.nan_repair import Mend
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
-from ..plan.records import Slide, Stretch
+from ..plan.records import Segment, Slide
 from ..target import LINE
 
 _PLACE = ("p:in", "p:weights", "p:out", "p:bias", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:from")
@@ -30,9 +30,9 @@ def write(plan: Slide) -> str:
 def _write_pixels(plan: Slide) -> str:
     """The IR for y or x."""
     m = Module()
-    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
-    phases = [combo for combo in product(*(w.stretches for w in plan.walks)) if all(s.start < s.stop for s in combo)]
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16)
+    phases = [combo for combo in product(*(w.segments for w in plan.maps)) if all(s.start < s.stop for s in combo)]
     tiles = [
         (_tile(m, f"tile{i}", plan, given, result, combo, masked=False),
          _tile(m, f"tile{i}_masked", plan, given, result, combo, masked=True))
@@ -45,8 +45,8 @@ def _write_pixels(plan: Slide) -> str:
     source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
     _pack(frame, plan, given, tap_weights)
 
-    walks = plan.walks
-    counts = [max(s.stop for s in w.stretches) for w in walks]
+    maps = plan.maps
+    counts = [max(s.stop for s in w.segments) for w in maps]
     bands = -(-counts[2] // plan.band)
     with frame.items("second", plan.tasks) as task:
         q0, q1, band = f.split(task, [counts[0], counts[1], bands])
@@ -82,13 +82,14 @@ def _pack(frame: Frame, plan: Slide, n: Elements, tap_weights: str) -> None:
 
 
 def _place(
-    f: Function, plan: Slide, given: Elements, result: Elements, combo: tuple[Stretch, ...],
+    f: Function, plan: Slide, given: Elements, result: Elements, combo: tuple[Segment, ...],
     tiles: tuple[Function, Function], source: str, target: str, at: dict[str, str], q: Sequence[Value], stop: Value,
 ) -> None:  # fmt: skip
     """Call the tile at some position of the result."""
-    first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
+    first = [f.mul(i, w.in_stride) for i, w in zip(q, plan.maps, strict=True)]
     read = f.at(source, f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), given.storage)
-    out = [f.mul(f.add(f.mul(i, w.phi), s.residue), w.out_step) for i, w, s in zip(q, plan.walks, combo, strict=True)]
+    axes = zip(q, plan.maps, combo, strict=True)
+    out = [f.mul(f.add(f.mul(i, w.out_stride), s.residue), w.out_step) for i, w, s in axes]
     place = f.at(target, f.add(*out), result.storage)
     rows, columns = f.sub(stop, q[2]), f.sub(combo[3].stop, q[3])
     _choose(
@@ -97,7 +98,7 @@ def _place(
 
 
 def _tile(
-    m: Module, name: str, plan: Slide, given: Elements, result: Elements, combo: tuple[Stretch, ...], *, masked: bool
+    m: Module, name: str, plan: Slide, given: Elements, result: Elements, combo: tuple[Segment, ...], *, masked: bool
 ) -> Function:
     """A function that computes one tile for all channels from a given one on: see _PLACE for its arguments.
 
@@ -106,10 +107,10 @@ def _tile(
     """
     f = m.function(name, list(_PLACE))
     source, weights, out, bias, *position, rows, columns, first = f.args
-    walks = plan.walks
+    maps = plan.maps
     align = min(LINE, plan.lanes * plan.item & -(plan.lanes * plan.item))
     serve = _rows(plan, combo)
-    width = walks[3].kernel
+    width = maps[3].kernel
     inside = {row: _inside(f, plan, combo, position, row) for row in sorted(serve)}
     reads = _reads(plan, combo)
     new = set() if masked else _new_below(plan, serve)
@@ -136,25 +137,25 @@ def _tile(
                         weight = f.load(f.at(weights, f.add(c, tap), plan.sum), kind, align)
                         for col in range(plan.vectors):
                             sum_ = sums[r][col]
-                            value = values[col * walks[3].sigma + o3]
+                            value = values[col * maps[3].in_stride + o3]
                             f.set(sum_, kind, fma(f, value, weight, f.get(sum_, kind), plan.lanes, plan.sum))
         _store(f, plan, result, sums, f.at(out, c, result.storage), rows, columns, lanes)
     return f
 
 
-def _rows(plan: Slide, combo: tuple[Stretch, ...]) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+def _rows(plan: Slide, combo: tuple[Segment, ...]) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
     """Rows of input, as offsets on the first three axes, with the rows of tile and kernel that each serves."""
     serve: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    _, n1, n2, _ = (w.kernel for w in plan.walks)
+    _, n1, n2, _ = (w.kernel for w in plan.maps)
     for (k0, o0), (k1, o1), (k2, o2) in product(*(s.taps for s in combo[:3])):
         for r in range(plan.rows):
-            serve.setdefault((o0, o1, r * plan.walks[2].sigma + o2), []).append((r, (k0 * n1 + k1) * n2 + k2))
+            serve.setdefault((o0, o1, r * plan.maps[2].in_stride + o2), []).append((r, (k0 * n1 + k1) * n2 + k2))
     return serve
 
 
-def _reads(plan: Slide, combo: tuple[Stretch, ...]) -> list[int]:
+def _reads(plan: Slide, combo: tuple[Segment, ...]) -> list[int]:
     """Columns of input that a tile meets, as offsets."""
-    return sorted({c * plan.walks[3].sigma + o for c in range(plan.vectors) for _, o in combo[3].taps})
+    return sorted({c * plan.maps[3].in_stride + o for c in range(plan.vectors) for _, o in combo[3].taps})
 
 
 def _loaded(
@@ -165,26 +166,26 @@ def _loaded(
     offset = sum(o * s for o, s in zip(row, plan.in_steps, strict=False))
     line = f.at(source, f.add(offset, channel), n.storage)
     if below:
-        further = f.at(line, plan.rows * plan.walks[2].sigma * plan.in_steps[2], n.storage)
+        further = f.at(line, plan.rows * plan.maps[2].in_stride * plan.in_steps[2], n.storage)
         # For the other columns the tile beside that one asks.
-        for j in reads[: plan.vectors * plan.walks[3].sigma]:
+        for j in reads[: plan.vectors * plan.maps[3].in_stride]:
             f.prefetch(f.at(further, j * plan.in_steps[3], n.storage))
     return {j: n.load(f, f.at(line, j * plan.in_steps[3], n.storage), masks.get(j)) for j in reads}
 
 
 def _new_below(plan: Slide, serve: Mapping[tuple[int, int, int], object]) -> set[tuple[int, int, int]]:
     """The rows of input for which the tile below reads one that this tile does not."""
-    step = plan.rows * plan.walks[2].sigma
+    step = plan.rows * plan.maps[2].in_stride
     return {(o0, o1, o2) for o0, o1, o2 in serve if (o0, o1, o2 + step) not in serve}
 
 
 def _inside(
-    f: Function, plan: Slide, combo: tuple[Stretch, ...], position: Sequence[Value], row: tuple[int, int, int]
+    f: Function, plan: Slide, combo: tuple[Segment, ...], position: Sequence[Value], row: tuple[int, int, int]
 ) -> str:
     """Whether an input row lies in the tensor."""
     ok = "true"
     for axis, offset in enumerate(row):
-        last = (combo[axis].stop - 1) * plan.walks[axis].sigma
+        last = (combo[axis].stop - 1) * plan.maps[axis].in_stride
         if offset >= 0 and last + offset < plan.in_sizes[axis]:
             continue
         here = f.test("ult", f.add(position[axis], offset), plan.in_sizes[axis])
@@ -203,7 +204,7 @@ def _store(
     mask: str | None,
 ) -> None:
     """Round and write a tile; with a mask, only the rows and columns that are there."""
-    steps = [w.out_step * w.phi for w in plan.walks]
+    steps = [w.out_step * w.out_stride for w in plan.maps]
     kind = n.vector
 
     def put(r: int, c: int, stream: bool) -> None:
@@ -239,15 +240,15 @@ _SUMS = ("p:x", "p:y", "p:sums", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:co
 def _write_w(plan: Slide) -> str:
     """The IR for w."""
     m = Module()
-    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
-    combo = tuple(w.stretches[0] for w in plan.walks)
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16)
+    combo = tuple(w.segments[0] for w in plan.maps)
     plain = _sum_tile(m, "tile", plan, given, combo, masked=False)
     masked = _sum_tile(m, "tile_masked", plan, given, combo, masked=True)
     tap_weights = m.table("tap_weights", plan.taps)
-    if plan.met is None:
+    if plan.tap_ranges is None:
         raise ValueError("the plan does not say what a weight meets")
-    mend = Mend(m, plan.met, given, (1, 1), (1, 1), 0)
+    mend = Mend(m, plan.tap_ranges, given, (1, 1), (1, 1), 0)
 
     frame = Frame(m, buffers(plan.sizes), plan.sum)
     f, at, pointers = frame.f, frame.at, frame.tensors
@@ -287,19 +288,19 @@ def _write_w(plan: Slide) -> str:
 
 
 def _add(
-    f: Function, plan: Slide, n: Elements, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
+    f: Function, plan: Slide, n: Elements, combo: tuple[Segment, ...], tiles: tuple[Function, Function],
     pointers: dict[str, str], sums: str, q: Sequence[Value],
 ) -> None:  # fmt: skip
     """Call the tile of a weight gradient at some position of y."""
-    first = [f.mul(i, w.sigma) for i, w in zip(q, plan.walks, strict=True)]
+    first = [f.mul(i, w.in_stride) for i, w in zip(q, plan.maps, strict=True)]
     x = f.at(pointers["x"], f.add(*(f.mul(i, s) for i, s in zip(first, plan.in_steps, strict=True))), n.storage)
-    y = f.at(pointers["y"], f.add(*(f.mul(i, w.out_step) for i, w in zip(q, plan.walks, strict=True))), n.storage)
+    y = f.at(pointers["y"], f.add(*(f.mul(i, w.out_step) for i, w in zip(q, plan.maps, strict=True))), n.storage)
     rows, columns = f.sub(plan.counts[2], q[2]), f.sub(plan.counts[3], q[3])
     _choose(f, plan, combo, tiles, (x, y, sums, *first, rows, columns), first[3], rows, columns)
 
 
 def _choose(
-    f: Function, plan: Slide, combo: tuple[Stretch, ...], tiles: tuple[Function, Function],
+    f: Function, plan: Slide, combo: tuple[Segment, ...], tiles: tuple[Function, Function],
     arguments: tuple[Value, ...], column: Value, rows: Value, columns: Value,
 ) -> None:  # fmt: skip
     """Call the tile without masks if all its pixels are there, but for channels that fill no vector."""
@@ -309,7 +310,7 @@ def _choose(
         f.call(masked, *arguments, 0)
         return
     reach = [o for _, o in combo[3].taps] or [0]
-    low, high = min(reach), max(reach) + (plan.vectors - 1) * plan.walks[3].sigma
+    low, high = min(reach), max(reach) + (plan.vectors - 1) * plan.maps[3].in_stride
     fits = f.both(f.test("sge", f.add(column, low), 0), f.test("slt", f.add(column, high), plan.in_sizes[3]))
     fits = f.both(fits, f.both(f.test("sge", rows, plan.rows), f.test("sge", columns, plan.vectors)))
     branch = f.either(fits)
@@ -321,11 +322,11 @@ def _choose(
     f.join(branch)
 
 
-def _sum_tile(m: Module, name: str, plan: Slide, n: Elements, combo: tuple[Stretch, ...], *, masked: bool) -> Function:
+def _sum_tile(m: Module, name: str, plan: Slide, n: Elements, combo: tuple[Segment, ...], *, masked: bool) -> Function:
     """A function that adds the products of one tile of y to the sums, for all channels from a given one on."""
     f = m.function(name, list(_SUMS))
     x, y, sums, *position, rows, columns, first = f.args
-    walks = plan.walks
+    maps = plan.maps
     align = min(LINE, plan.lanes * plan.item & -(plan.lanes * plan.item))
     serve = _rows(plan, combo)
     order = sorted(serve)
@@ -351,17 +352,17 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Elements, combo: tuple[Stret
 
         ys = {}
         for r, col in product(range(plan.rows), range(plan.vectors)):
-            at = f.add(r * walks[2].out_step + col * walks[3].out_step, c)
+            at = f.add(r * maps[2].out_step + col * maps[3].out_step, c)
             ys[r, col] = n.load(f, f.at(y, at, n.storage), mask(given.get((r, col))))
             if not masked:
-                f.prefetch(f.at(y, f.add(at, plan.rows * walks[2].out_step), n.storage))
+                f.prefetch(f.at(y, f.add(at, plan.rows * maps[2].out_step), n.storage))
         masks = {j: mask(ok) for j, ok in there.items()}
         totals: dict[int, list[str]] = {}
         for i, row in enumerate(order):
             for kernel_row, when in uses.items():
                 if when[0] == i:
-                    places = [f.at(sums, f.add((kernel_row * walks[3].kernel + k) * plan.pitch, c), plan.sum)
-                              for k in range(walks[3].kernel)]  # fmt: skip
+                    places = [f.at(sums, f.add((kernel_row * maps[3].kernel + k) * plan.pitch, c), plan.sum)
+                              for k in range(maps[3].kernel)]  # fmt: skip
                     totals[kernel_row] = [f.variable(kind, f.load(place, kind, align)) for place in places]
             with f.when(inside[row]):
                 values = _loaded(f, plan, n, x, row, c, reads, masks, below=row in new)
@@ -369,11 +370,11 @@ def _sum_tile(m: Module, name: str, plan: Slide, n: Elements, combo: tuple[Stret
                     for k3, o3 in combo[3].taps:
                         total = totals[kernel_row][k3]
                         for col in range(plan.vectors):
-                            value = values[col * walks[3].sigma + o3]
+                            value = values[col * maps[3].in_stride + o3]
                             f.set(total, kind, fma(f, value, ys[r, col], f.get(total, kind), plan.lanes, plan.sum))
             for kernel_row, when in uses.items():
                 if when[-1] == i:
                     for k, done in enumerate(totals[kernel_row]):
-                        place = f.at(sums, f.add((kernel_row * walks[3].kernel + k) * plan.pitch, c), plan.sum)
+                        place = f.at(sums, f.add((kernel_row * maps[3].kernel + k) * plan.pitch, c), plan.sum)
                         f.store(f.get(done, kind), place, kind, align)
     return f

@@ -6,9 +6,9 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..plan.axes import AXES, met_of, simplify, tap_offsets, walks_of
+from ..plan.axes import AXES, axis_maps, simplify, tap_offsets, tap_ranges
 from ..plan.records import Slide, up
-from ..plan.tuning import NARROW_SLIDE, fitted, half, narrow_text, streams
+from ..plan.tuning import NARROW_SLIDE, converts_f16, fitted, narrow_text, streams
 from ..target import Target
 
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
@@ -35,23 +35,23 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     if target.narrow:
         why.append(narrow_text(lanes, p.g))
     one = [1] * AXES
-    walks = walks_of(shape.axes, forward, one, (False,) * AXES, True)
+    maps = axis_maps(shape.axes, forward, one, (False,) * AXES, True)
     taps = prod(a.k for a in shape.axes)
     rows, vectors = (2, 4) if target.registers >= 32 else (1, 4)
-    counts = [max(s.stop for s in w.stretches) for w in walks]
+    counts = [max(s.stop for s in w.segments) for w in maps]
     outer = counts[0] * counts[1]
     band = max(1, min(counts[2], ceil(outer * counts[2] / (16 * threads))))
-    stream = streams(p, target) and all(w.out_step % lanes == 0 for w in walks)
+    stream = streams(p, target) and all(w.out_step % lanes == 0 for w in maps)
     # Slices must not depend on the number of threads.
     slab = taps * up(p.g, lanes) * item
     slices = max(1, min(outer * ceil(counts[2] / rows) // 2, 32, max(4, SLABS // slab)))
     return Slide(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if item == 4 else "double",
-        lanes=lanes, rows=rows, vectors=vectors, channels=p.g, walks=walks,
+        lanes=lanes, rows=rows, vectors=vectors, channels=p.g, maps=maps,
         in_sizes=tuple(a.x if forward else a.y for a in shape.axes),
         in_steps=tuple(a.x_step if forward else a.y_step for a in shape.axes),
         taps=tap_offsets(shape.axes), w_step=shape.w_channel[0], band=up(band, rows), slices=slices,
-        met=met_of(shape.axes) if p.wanted == "w" else None, bias=p.bias_stride, accumulate=p.accumulate,
-        stream=stream, half=half(target), threads=threads,
+        tap_ranges=tap_ranges(shape.axes) if p.wanted == "w" else None, bias=p.bias_stride, accumulate=p.accumulate,
+        stream=stream, converts_f16=converts_f16(target), threads=threads,
         why=tuple(why),
     )  # fmt: skip

@@ -20,8 +20,8 @@ from ..plan.records import Plane
 def write(plan: Plane) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half)
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16)
     tap_weights = m.table("tap_weights", plan.taps)
     copy = _copy(m, plan, given)
     depth, height, width = plan.out_sizes

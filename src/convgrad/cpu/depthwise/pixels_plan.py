@@ -8,7 +8,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..plan.axes import Axis, offsets, reach, spatial, tap_offsets
 from ..plan.records import Plane, up
-from ..plan.tuning import half
+from ..plan.tuning import converts_f16
 from ..target import Target
 
 AXES = 3
@@ -49,7 +49,7 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
         low=tuple(min(o) for o in found), spans=tuple(reach(a, forward) - 1 for a in axes),
         entries=tuple((o[0] - min(o), o[1] - o[0] if len(o) > 1 else 0) for o in found),
         taps=tap_offsets(tuple(axes)), w_step=p.w_strides[0], each=max(1, p.n * p.g // (16 * threads)),
-        bias=p.bias_stride, accumulate=p.accumulate, half=half(target), threads=threads,
+        bias=p.bias_stride, accumulate=p.accumulate, converts_f16=converts_f16(target), threads=threads,
         why=tuple(why),
     )  # fmt: skip
     full = width >= 0.5 * up(width, lanes)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..ir.builder import Function, Module, Value
-from ..plan.records import Ahead
+from ..plan.records import Prefetch
 from ..threads.team_ir import COUNTER
 from .prefetch import tabulate
 
@@ -57,9 +57,9 @@ class Frame:
                 self.at[buffer.name] = f.at(base, offset, sum_)
                 offset += buffer.elements
 
-    def list_lines(self, ahead: Ahead) -> None:
+    def list_lines(self, prefetch: Prefetch) -> None:
         """First of all, fill the buffer "lines" with the offsets that the tiles prefetch."""
-        self.f.call(tabulate(self.module, ahead), self.at["lines"])
+        self.f.call(tabulate(self.module, prefetch), self.at["lines"])
 
     def end(self, *, stream: bool = False) -> str:
         """The module's text; before, results that were streamed are made visible to other threads."""

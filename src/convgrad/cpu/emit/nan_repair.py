@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ..ir.builder import Function, Module, Value, vector
 from ..ir.convert import Elements
 from ..ir.vectors import any_lane, fma, size_of
-from ..plan.records import Met
+from ..plan.records import TapRanges
 from .tile import of_group
 
 
@@ -24,11 +24,11 @@ class Mend:
     """
 
     def __init__(
-        self, m: Module, met: Met, n: Elements, share: tuple[int, int], steps: tuple[int, int], pitch: int
+        self, m: Module, tap_ranges: TapRanges, n: Elements, share: tuple[int, int], steps: tuple[int, int], pitch: int
     ) -> None:
-        self.met, self.n, self.share, self.steps, self.pitch = met, n, share, steps, pitch
-        self.starts = m.table("met_starts", met.starts)
-        self.ends = m.table("met_ends", [end for tap in met.reach for axis in tap for end in axis])
+        self.tap_ranges, self.n, self.share, self.steps, self.pitch = tap_ranges, n, share, steps, pitch
+        self.starts = m.table("tap_starts", tap_ranges.starts)
+        self.ends = m.table("tap_ends", [end for tap in tap_ranges.reach for axis in tap for end in axis])
         self.function = f = m.function("mend", ["p:x", "p:y", "i:tap", "p:to", "i:left"])
         if steps == (1, 1):
             self._vectors(f)
@@ -107,7 +107,7 @@ class Mend:
 
     def _walk(self, f: Function, tap: Value, add: Callable[[Value, Value], None], more: Callable[[], str]) -> None:
         """Add what a tap meets, pixel by pixel; no more rows once there is no more to do."""
-        x_steps, y_steps = self.met.x_steps, self.met.y_steps
+        x_steps, y_steps = self.tap_ranges.x_steps, self.tap_ranges.y_steps
         axes = len(x_steps)
 
         def along(axis: int, x_at: Value, y_at: Value) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ..ir.builder import Function, Module, Value
-from ..plan.records import Ahead
+from ..plan.records import Prefetch
 from ..target import LINE
 
 BURST = 4  # so few lines are asked for at once; more are spread over the products
 
 
-def tabulate(m: Module, ahead: Ahead) -> Function:
+def tabulate(m: Module, prefetch: Prefetch) -> Function:
     """A function that lists the offsets of the lines, region after region, each filled up to whole slices: (table)."""
     f = m.function("list_lines", ["p:table"])
     (table,) = f.args
     first = 0
-    for region, slices in zip(ahead.regions, ahead.slices, strict=True):
+    for region, slices in zip(prefetch.regions, prefetch.slices, strict=True):
         position = f.variable("i64", first)
         with ExitStack() as stack:
             offset: Value = 0
@@ -30,21 +30,21 @@ def tabulate(m: Module, ahead: Ahead) -> Function:
             index = f.get(position, "i64")
             f.store(offset, f.at(table, index, "i64"), "i64", 8)
             f.set(position, "i64", f.add(index, 1))
-        end = first + slices * ahead.each
+        end = first + slices * prefetch.each
         with f.loop(f.get(position, "i64"), end) as spare:
             f.store(0, f.at(table, spare, "i64"), "i64", 8)
         first = end
     return f
 
 
-def slice_of(f: Function, ahead: Ahead, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
+def slice_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
     """What the tile's call of that number asks for: a base, and where its offsets lie in the table."""
-    call = f.min(call, sum(ahead.slices) - 1)
-    base, first = bases[0], ahead.slices[0]
-    for other, slices in zip(bases[1:], ahead.slices[1:], strict=True):
+    call = f.min(call, sum(prefetch.slices) - 1)
+    base, first = bases[0], prefetch.slices[0]
+    for other, slices in zip(bases[1:], prefetch.slices[1:], strict=True):
         base = f.op(f"select i1 {f.test('slt', call, first)}, ptr {base}, ptr {other}")
         first += slices
-    return base, f.at(table, f.mul(call, ahead.each), "i64")
+    return base, f.at(table, f.mul(call, prefetch.each), "i64")
 
 
 def ask_for_run(f: Function, start: str, size: int) -> None:
@@ -56,25 +56,25 @@ def ask_for_run(f: Function, start: str, size: int) -> None:
 class Fetch:
     """Asks for the lines of one slice, inside the tile."""
 
-    def __init__(self, f: Function, ahead: Ahead, base: str, offsets: str) -> None:
-        self.f, self.ahead, self.base, self.offsets = f, ahead, base, offsets
+    def __init__(self, f: Function, prefetch: Prefetch, base: str, offsets: str) -> None:
+        self.f, self.prefetch, self.base, self.offsets = f, prefetch, base, offsets
         self.position = f.variable("i64", 0)
-        if ahead.each <= BURST:
-            for i in range(ahead.each):
+        if prefetch.each <= BURST:
+            for i in range(prefetch.each):
                 self._line(i)
 
     def step(self) -> None:
         """Ask for the next line, if they are spread and it is time; the last one again when there is none."""
-        if self.ahead.each <= BURST:
+        if self.prefetch.each <= BURST:
             return
-        f, pause = self.f, self.ahead.pause
+        f, pause = self.f, self.prefetch.pause
         index = f.get(self.position, "i64")
         f.set(self.position, "i64", f.add(index, 1))
         if pause == 1:
-            self._line(f.min(index, self.ahead.each - 1))
+            self._line(f.min(index, self.prefetch.each - 1))
             return
         with f.when(f.test("eq", f.op(f"and i64 {index}, {pause - 1}"), 0)):
-            self._line(f.min(f.div(index, pause), self.ahead.each - 1))
+            self._line(f.min(f.div(index, pause), self.prefetch.each - 1))
 
     def _line(self, index: Value) -> None:
         f = self.f

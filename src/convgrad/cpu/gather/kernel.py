@@ -33,11 +33,12 @@ class _Kernel:
     def __init__(self, plan: Gather) -> None:
         self.plan = plan
         m = self.module = Module()
-        self.given = given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
-        self.result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
-        moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+        self.given = given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
+        dots = plan.pairs and not plan.accumulate
+        self.result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16, dots)
+        moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.converts_f16) if plan.pairs else given
         clear = zero(m, moved_as)
-        self.meetings = m.table("meetings", [number for pair in plan.meetings for number in pair])
+        self.tap_table = m.table("tap_table", [number for pair in plan.tap_table for number in pair])
         tap_weights = m.table("tap_weights", plan.taps)
         numbers = [n for p in plan.phases for n in (p.first, p.count, *p.residues, *p.starts, *p.stops)]
         self.phases = m.table("phases", numbers)
@@ -67,7 +68,7 @@ class _Kernel:
         self.tiles = {rows: _tiles(m, plan, self.result, rows) for rows in (plan.rows, plan.short) if rows}
         self.finish = _unfold(m, plan, self.result) if plan.fold else None
         if plan.staged and plan.fold is None:
-            steps = [w.out_step for w in plan.walks]
+            steps = [w.out_step for w in plan.maps]
             self.finish = unpack(
                 m, "unpack", self.result, steps, plan.region, plan.out_channel[1], plan.block, plan.accumulate,
                 plan.stream, plan.one_row, plan.twice, plan.cout % plan.lanes == 0,
@@ -76,8 +77,8 @@ class _Kernel:
         self.frame = frame = Frame(m, buffers(plan.sizes), plan.sum)
         self.f, self.pointers, self.at = frame.f, frame.tensors, frame.at
         self.source, self.target = (self.pointers[role] for role in ("xy" if plan.wanted == "y" else "yx"))
-        if plan.ahead is not None:
-            frame.list_lines(plan.ahead)
+        if plan.prefetch is not None:
+            frame.list_lines(plan.prefetch)
         if plan.own:
             self._by_blocks()
         else:
@@ -114,7 +115,7 @@ class _Kernel:
     def _by_boxes(self) -> None:
         """Boxes of pixels, each with all or a part of the channels."""
         f, plan = self.f, self.plan
-        counts = [w.boxes for w in plan.walks]
+        counts = [w.boxes for w in plan.maps]
 
         def decode(task: Value) -> tuple[Value, Value, list[Value]]:
             if plan.parts_first:
@@ -159,7 +160,7 @@ class _Kernel:
                     _pack_bias(f, plan, self.given, self.pointers["bias"], bias, group, block)
                 next_weights = self._next_weights(task, chunk) if plan.weights_apart else ""
                 with f.loop(0, plan.boxes) as box:
-                    counts = [w.boxes for w in plan.walks]
+                    counts = [w.boxes for w in plan.maps]
                     start = self._begin(f.split(box, counts))
                     band = self._band(group, start, chunk)
                     more = f.test("slt", box, plan.boxes - 1)
@@ -184,7 +185,7 @@ class _Kernel:
     def _begin(self, boxes: list[Value]) -> list[Value]:
         """Begin with a box: where it starts, its pixels listed."""
         f, plan = self.f, self.plan
-        start = [f.mul(b, w.box) for b, w in zip(boxes, plan.walks, strict=True)]
+        start = [f.mul(b, w.box) for b, w in zip(boxes, plan.maps, strict=True)]
         f.call(self.tabulate, self.at["table"], *start)
         return start
 
@@ -194,10 +195,10 @@ class _Kernel:
         channel = f.mul(chunk, plan.chunk)
         origin = f.add(f.mul(group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
         if self.pack_box is None:
-            steps = zip(start, plan.walks, plan.packs, strict=True)
-            shift = [f.mul(f.mul(s, w.sigma), p.stride) for s, w, p in steps]
+            steps = zip(start, plan.maps, plan.packs, strict=True)
+            shift = [f.mul(f.mul(s, w.in_stride), p.stride) for s, w, p in steps]
             return f.at(self.source, f.add(origin, *shift), self.given.storage)
-        corner = [f.add(f.mul(s, w.sigma), w.low) for s, w in zip(start, plan.walks, strict=True)]
+        corner = [f.add(f.mul(s, w.in_stride), w.low) for s, w in zip(start, plan.maps, strict=True)]
         if plan.share is None:
             channels = f.min(f.sub(plan.given, channel), plan.chunk)
         else:
@@ -206,19 +207,19 @@ class _Kernel:
         return self.at["band"]
 
     def _bases(self, coming: list[Value], group: Value, start: list[Value], block: Value) -> list[str]:
-        """What is asked for ahead: where the input that comes next begins, (group, boxes, chunk), and the results."""
+        """What is prefetched: where the input that comes next begins, (group, boxes, chunk), and the results."""
         f, plan = self.f, self.plan
-        if plan.ahead is None:
+        if plan.prefetch is None:
             return []
         next_group, *boxes, chunk = coming
         channel = f.mul(chunk, plan.chunk)
         at = f.add(f.mul(next_group, plan.in_channel[0]), f.mul(channel, plan.in_channel[1]))
-        for box, walk, packed in zip(boxes, plan.walks, plan.packs, strict=True):
-            first = f.add(f.mul(f.mul(box, walk.box), walk.sigma), walk.low + min(packed.offsets))
+        for box, axis_map, packed in zip(boxes, plan.maps, plan.packs, strict=True):
+            first = f.add(f.mul(f.mul(box, axis_map.box), axis_map.in_stride), axis_map.low + min(packed.offsets))
             at = f.add(at, f.mul(first, packed.stride))
         bases = [f.at(self.source, at, self.given.storage)]
         if not plan.stream and plan.fold is None:
-            corner = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in zip(start, plan.walks, strict=True)]
+            corner = [f.mul(f.mul(s, w.out_stride), w.out_step) for s, w in zip(start, plan.maps, strict=True)]
             channel_out = f.mul(block, plan.block * plan.out_channel[1])
             out_at = f.add(f.mul(group, plan.out_channel[0]), channel_out, *corner)
             bases.append(f.at(self.target, out_at, self.result.storage))
@@ -230,7 +231,7 @@ class _Kernel:
     ) -> None:  # fmt: skip
         """One block of channels of a box: its tiles, phase by phase; after the last chunk, the results.
 
-        `index` counts the blocks of a box, for what is asked for ahead.
+        `index` counts the blocks of a box, for what is prefetched.
         """
         f, plan, at = self.f, self.plan, self.at
         lanes = f.min(f.sub(plan.cout, f.mul(block, plan.block)), plan.block)
@@ -247,28 +248,28 @@ class _Kernel:
             first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
             row = f.at(self.phases, f.mul(phase, PHASE), "i64")
             first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
-            mine = f.at(self.meetings, f.mul(first, 2), "i64")
+            mine = f.at(self.tap_table, f.mul(first, 2), "i64")
             for rows, (work, tail) in self.tiles.items():
                 ends = (first_pixel, whole) if rows == plan.rows else (whole, last_pixel)
                 with f.loop(*ends, rows) as pixel:
                     here = f.at(tables, pixel, "i64")
                     there = f.at(tables, f.add(pixel, plan.pixels), "i64")
                     fetched: tuple[str, ...] = ()
-                    if plan.ahead is not None:
-                        each = busy_tiles(plan.walks, plan.rows)
+                    if plan.prefetch is not None:
+                        each = busy_tiles(plan.maps, plan.rows)
                         call = f.add(f.mul(index, each), f.div(pixel, plan.rows))
-                        fetched = slice_of(f, plan.ahead, at["lines"], call, bases)
+                        fetched = slice_of(f, plan.prefetch, at["lines"], call, bases)
                     arguments = (band, weights, mine, taps, count, here, there, place, bias, chunk, lanes)
                     f.call_either(f.test("eq", block, plan.blocks - 1), tail, work, *arguments, *fetched)
         if self.finish is None:
             return
         with f.when(f.test("eq", chunk, plan.chunks - 1)):
-            walks = list(zip(start, plan.walks, strict=True))
-            left = [f.min(f.sub(w.out, f.mul(s, w.phi)), w.box * w.phi) for s, w in walks]
+            maps = list(zip(start, plan.maps, strict=True))
+            left = [f.min(f.sub(w.out, f.mul(s, w.out_stride)), w.box * w.out_stride) for s, w in maps]
             if plan.fold is not None:
                 f.call(self.finish, stage, self.target, *start, *left)
             else:
-                corner = [f.mul(f.mul(s, w.phi), w.out_step) for s, w in walks]
+                corner = [f.mul(f.mul(s, w.out_stride), w.out_step) for s, w in maps]
                 to = f.at(self.target, f.add(out_channel, *corner), self.result.storage)
                 f.call(self.finish, stage, to, *left, lanes)
 
@@ -290,19 +291,19 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
     f = m.function("tabulate", ["p:table", "i:s0", "i:s1", "i:s2", "i:s3"])
     table, *start = f.args
     if plan.in_place:
-        read = [w.stride_in_band * p.stride for w, p in zip(plan.walks, plan.packs, strict=True)]
+        read = [w.packed_stride * p.stride for w, p in zip(plan.maps, plan.packs, strict=True)]
     else:
         steps = entry_steps(plan.packs)
-        read = [w.stride_in_band * s * plan.pitch for w, s in zip(plan.walks, steps, strict=True)]
-    write = [w.out_step for w in plan.walks]
+        read = [w.packed_stride * s * plan.pitch for w, s in zip(plan.maps, steps, strict=True)]
+    write = [w.out_step for w in plan.maps]
     origin: Value = 0
     if plan.staged:
         write = [plan.block] * 4
         for i in (2, 1, 0):
-            write[i] = write[i + 1] * plan.walks[i + 1].box * plan.walks[i + 1].phi
+            write[i] = write[i + 1] * plan.maps[i + 1].box * plan.maps[i + 1].out_stride
     else:
-        for walk, s in zip(plan.walks, start, strict=True):
-            origin = f.add(origin, f.mul(f.mul(s, walk.phi), walk.out_step))
+        for axis_map, s in zip(plan.maps, start, strict=True):
+            origin = f.add(origin, f.mul(f.mul(s, axis_map.out_stride), axis_map.out_step))
     position = f.variable("i64", 0)
     with f.loop(0, len(plan.phases)) as phase:
         row = f.at(phases, f.add(f.mul(phase, PHASE), 2), "i64")
@@ -312,18 +313,18 @@ def _tabulate(m: Module, plan: Gather, phases: str) -> Function:
         first = origin
         low: list[Value] = []
         high: list[Value] = []
-        for axis, walk in enumerate(plan.walks):
+        for axis, axis_map in enumerate(plan.maps):
             first = f.add(first, f.mul(residues[axis], write[axis]))
             low.append(f.max(f.sub(starts[axis], start[axis]), 0))
-            high.append(f.min(f.sub(stops[axis], start[axis]), walk.box))
+            high.append(f.min(f.sub(stops[axis], start[axis]), axis_map.box))
         begin = f.get(position, "i64")
         with ExitStack() as stack:
             reading: Value = 0
             writing: Value = first
-            for axis, walk in enumerate(plan.walks):
+            for axis, axis_map in enumerate(plan.maps):
                 q = stack.enter_context(f.loop(low[axis], high[axis]))
                 reading = f.add(reading, f.mul(q, read[axis]))
-                writing = f.add(writing, f.mul(q, write[axis] * walk.phi))
+                writing = f.add(writing, f.mul(q, write[axis] * axis_map.out_stride))
             index = f.get(position, "i64")
             f.store(reading, f.at(table, index, "i64"), "i64", 8)
             f.store(writing, f.at(table, f.add(index, plan.pixels), "i64"), "i64", 8)
@@ -358,11 +359,11 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
     (band, weights, taps that are met, how many, channels, reads, writes, place of the results, bias, chunk, lanes).
     Assumes: weights are packed (tap, channel, lanes) and aligned; the band needs no bounds.
     """
-    names = ["p:band", "p:weights", "p:meetings", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
-    names += ["i:chunk", "i:lanes", *(["p:base", "p:offsets"] if plan.ahead else [])]
+    names = ["p:band", "p:weights", "p:tap_table", "i:taps", "i:channels", "p:reads", "p:writes", "p:place", "p:bias"]
+    names += ["i:chunk", "i:lanes", *(["p:base", "p:offsets"] if plan.prefetch else [])]
     f = m.function(name, names)
-    band, weights, meetings, taps, channels, reads, writes, place, bias, chunk, lanes, *fetched = f.args
-    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *fetched)
+    band, weights, tap_table, taps, channels, reads, writes, place, bias, chunk, lanes, *fetched = f.args
+    fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *fetched)
     item = size_of(plan.sum)
     align = min(LINE, item * plan.lanes & -(item * plan.lanes))
     out_type = plan.sum if plan.staged else out.storage
@@ -395,8 +396,8 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
 
     def run(fetch: Fetch | None, masks: str) -> None:
         with f.loop(0, taps) as tap:
-            meeting = f.at(meetings, f.mul(tap, 2), "i64")
-            number, entry = (f.load(f.at(meeting, i, "i64"), "i64", 8) for i in range(2))
+            tap_row = f.at(tap_table, f.mul(tap, 2), "i64")
+            number, entry = (f.load(f.at(tap_row, i, "i64"), "i64", 8) for i in range(2))
             here = moved(f, rows, entry, plan.unit)
             if plan.share is not None:
                 inputs, outputs = plan.share
@@ -415,7 +416,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
 
             if plan.unrolled:
                 for c in range(plan.cin // plan.width):
-                    if fetch is not None and c < fetch.ahead.asking(len(plan.taps)):
+                    if fetch is not None and c < fetch.prefetch.asking(len(plan.taps)):
                         fetch.step()
                     step(c)
                 return
@@ -523,7 +524,7 @@ def _scatter_weights(
 ) -> None:  # fmt: skip
     """One step of a panel from weights that lie anyhow, an element at a time; `inner` is its first channel in."""
     group_step, out_step, in_step = plan.w_strides
-    n = Elements(plan.dtype, plan.lanes, plan.unit, plan.half)
+    n = Elements(plan.dtype, plan.lanes, plan.unit, plan.converts_f16)
     nothing = "0" if n.sum == "i16" else "0.0"
     with f.loop(0, width) as lane:
         channel = f.add(first, f.min(lane, last))
@@ -560,7 +561,7 @@ def _copy_weights(f: Function, plan: Gather, n: Elements, source: str, row: str,
             value = n.load(f, f.at(source, lane, n.storage), mask)
             f.store(value, place, n.vector, size_of(plan.sum))
         else:
-            raw = Elements(plan.dtype, plan.lanes, "i16", plan.half)
+            raw = Elements(plan.dtype, plan.lanes, "i16", plan.converts_f16)
             two = [raw.load(f, f.at(source, f.add(lane, j * plan.w_strides[2]), "i16"), mask) for j in range(2)]
             f.store(interleave(f, raw.vector, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
 
@@ -573,7 +574,7 @@ def _turn_weights(m: Module, plan: Gather, n: Elements) -> Function:
     """
     f = m.function("turn_weights", ["p:from", "p:to", "i:left", "i:count", "i:step"])
     source, to, left, count, step = f.args
-    unit = Elements("f32" if plan.pairs else plan.dtype, plan.lanes, plan.sum, plan.half)
+    unit = Elements("f32" if plan.pairs else plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
     out = [f.mul(f.min(left, i), plan.w_strides[1]) for i in range(plan.lanes)]
     # Squares lie far apart: the one of the next channels out is asked for meanwhile.
@@ -604,7 +605,7 @@ def _turn_taps(m: Module, plan: Gather, n: Elements) -> Function:
     f = m.function("turn_taps", ["p:from", "p:to", "i:left", "i:step"])
     source, to, left, step = f.args
     taps, (_, out_step, in_step) = len(plan.taps), plan.w_strides
-    unit = Elements(plan.dtype, plan.lanes, plan.unit, plan.half)
+    unit = Elements(plan.dtype, plan.lanes, plan.unit, plan.converts_f16)
     few = replace(unit, lanes=piece(plan.lanes, unit.storage), sum=unit.storage)
     there = plan.cout % plan.lanes == 0  # then all channels out are
     out = [f.mul(i if there else f.min(left, i), out_step) for i in range(plan.lanes)]
@@ -642,7 +643,7 @@ def _unfold(m: Module, plan: Gather, n: Elements) -> Function:
     names = [f"i:{kind}{axis}" for kind in "sn" for axis in range(4)]
     f = m.function("unfold", ["p:from", "p:to", *names])
     stage, to, *numbers = f.args
-    extents = [w.box for w in plan.walks]
+    extents = [w.box for w in plan.maps]
     with ExitStack() as stack:
         entry: Value = 0
         first: list[Value] = []

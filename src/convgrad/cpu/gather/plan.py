@@ -1,4 +1,4 @@
-"""Plans for y and x: what the lanes hold, how sums, pixels and tasks are cut, what is packed and asked for ahead."""
+"""Plans for y and x: what the lanes hold, how sums, pixels and tasks are cut, what is packed and prefetched."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..plan.axes import Axis, Shape, inside, lines, packed, phases_of, simplify, spans, tap_offsets, walks_of
+from ..plan.axes import Axis, Shape, axis_maps, inside, lines, packed, phases_of, simplify, spans, tap_offsets
 from ..plan.cost import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
-from ..plan.records import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
+from ..plan.records import Declined, Fold, Gather, Lines, Plan, Prefetch, busy_tiles, entry_steps, pitch, up
 from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
     TEAM,
+    converts_f16,
     dots,
     even,
     fitted,
-    half,
     most_vectors,
     narrow_text,
     row_steps,
@@ -68,7 +68,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """The plan, or why there is none."""
-        if prod(self._phi()) > PHASES:
+        if prod(self._out_strides()) > PHASES:
             reason = f"strides {self.p.stride} divide the results into more than {PHASES} phases"
             return Declined(reason, f"strides whose product is at most {PHASES}")
         self._fill_lanes()
@@ -79,7 +79,7 @@ class Planner:
         self._use_caches()
         return self._made()
 
-    def _phi(self) -> list[int]:
+    def _out_strides(self) -> list[int]:
         """Phases of the results along each axis."""
         return [1 if self.forward else a.stride for a in self.shape.axes]
 
@@ -141,7 +141,7 @@ class Planner:
             if self.chunk < cin:
                 # Between chunks a thread keeps the sums of a box over all channels.
                 self.most = min(self.most, ROOM // (up(self.cout, self.block) * item))
-                if self.most < prod(self._phi()):
+                if self.most < prod(self._out_strides()):
                     self.most, self.chunk = 4096, cin  # those of the smallest box are too many
 
     def _parts(self) -> int:
@@ -213,7 +213,7 @@ class Planner:
         narrower = columns % self.vectors > 0  # then a second tile is two more functions
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         length = self.share[0] if self.share else self.cin
-        apart = abs(axes[-1].x_step) * axes[-1].stride * self.out_size if max(self._phi()) > 1 else 0
+        apart = abs(axes[-1].x_step) * axes[-1].stride * self.out_size if max(self._out_strides()) > 1 else 0
         evenly = {} if self.share else even(self.target, self.vectors, 0 if self.staged else apart)
         filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price, evenly)
         vector = COPIED if self.in_channel[1] == 1 else TURNED
@@ -231,7 +231,7 @@ class Planner:
 
             def tasks(box: list[int]) -> Tasks:
                 number = boxes.number(box)
-                if able and self._sums_fit(number, prod(box) * prod(self._phi())):
+                if able and self._sums_fit(number, prod(box) * prod(self._out_strides())):
                     return Tasks(self.blocks, 0)
                 shared = self._shared_by(self.runs * number, threads)
                 return Tasks(shared, self.runs * shared)
@@ -247,17 +247,17 @@ class Planner:
         self.rows, self.short, split = tiling
         if any(split):
             self.why.append("pixels at the border leave out the taps that meet only padding")
-        self.walks = walks_of(axes, forward, box, split, self.in_place)
-        self.packs = tuple(packed(a, w, forward, self.in_place) for a, w in zip(axes, self.walks, strict=True))
-        self.boxes = prod(w.boxes for w in self.walks)
-        self.region = [w.box * w.phi for w in self.walks]
+        self.maps = axis_maps(axes, forward, box, split, self.in_place)
+        self.packs = tuple(packed(a, w, forward, self.in_place) for a, w in zip(axes, self.maps, strict=True))
+        self.boxes = prod(w.boxes for w in self.maps)
+        self.region = [w.box * w.out_stride for w in self.maps]
 
     def _share_out(self) -> None:
         """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
         self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
         self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
         # A few weights are packed again sooner than they come from another thread's cache, and nobody is waited for.
-        pixels = prod(w.out for w in self.walks)
+        pixels = prod(w.out for w in self.maps)
         few = self.groups * self._weight_bytes() <= COPIED_WEIGHTS and pixels >= COPIED_PIXELS * self.threads
         self.copies = few and not self.own
         # With one part of the channels before another, a thread has most weights from itself; but if channels lie
@@ -312,27 +312,27 @@ class Planner:
         return ceil(self.blocks / ceil(self.blocks / parts))
 
     def _use_caches(self) -> None:
-        """What is written past the caches, and what is asked for ahead."""
+        """What is written past the caches, and what is prefetched."""
         p = self.p
         # Squares of narrow results are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
         narrow = self.staged and self.out_channel[1] != 1 and self.out_size < self.item
         self.stream = streams(p, self.target) and self.fold is None and not narrow
         if self.stream:
             self.why.append("results go past the caches, which they exceed")
-        self.ahead: Ahead | None = None
+        self.prefetch: Prefetch | None = None
         self.weights_apart = 0
         if p.bytes <= self.target.l2 or self.share:
             return
         part = 1 if self.own else ceil(self.blocks / self.block_groups)
-        calls, steps = part * busy_tiles(self.walks, self.rows), self.chunk // (2 if self.pairs else 1)
+        calls, steps = part * busy_tiles(self.maps, self.rows), self.chunk // (2 if self.pairs else 1)
         weights = self._next_weights(calls * steps * self.taps) if self.own else None
         if self.boxes == 1 and weights is None:
             return
-        axes = zip(self.shape.axes, self.walks, strict=True)
+        axes = zip(self.shape.axes, self.maps, strict=True)
         counts, steps_in = zip(*(spans(a, w.box, self.forward) for a, w in axes), strict=True)
         regions = [lines(counts, steps_in, self.chunk, self.in_channel[1], self.size)]
         if not self.stream and self.fold is None:
-            apart = [w.out_step for w in self.walks]
+            apart = [w.out_step for w in self.maps]
             channels = min(self.out_total, part * self.block)
             regions.append(lines(self.region, apart, channels, self.out_channel[1], self.out_size))
         self.why.append("the input of the next box is fetched while one is computed")
@@ -340,7 +340,7 @@ class Planner:
             region, self.weights_apart = weights
             regions.append(region)
             self.why.append("so are the next weights")
-        self.ahead = Ahead(tuple(regions), calls, steps)
+        self.prefetch = Prefetch(tuple(regions), calls, steps)
 
     def _next_weights(self, steps: int) -> tuple[Lines, int] | None:
         """The part of the next weights that a box asks for, and the bytes to that of the next box.
@@ -362,7 +362,7 @@ class Planner:
         steps = [q.stride for q in self.packs]
         if not self.in_place:
             steps = [e * self.pitch for e in entry_steps(self.packs)]
-        phases, meetings = phases_of(self.shape.axes, self.walks, steps)
+        phases, tap_table = phases_of(self.shape.axes, self.maps, steps)
         few = self.cin * self.rows <= (2 if self.pairs else 1) * UNROLLED
         unrolled = few and self.vectors == 1 and self.chunk == self.cin and not share
         return Gather(
@@ -370,12 +370,12 @@ class Planner:
             lanes=self.lanes, rows=self.rows, short=self.short, vectors=self.vectors, groups=self.groups, run=self.run,
             cin=share[0] if share else self.cin + self.odd, given=share[0] if share else self.cin, cout=self.out_total,
             share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, unrolled=unrolled,
-            walks=self.walks, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
+            maps=self.maps, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
             woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
-            taps=tap_offsets(self.shape.axes), meetings=meetings, phases=phases, block_groups=self.block_groups,
+            taps=tap_offsets(self.shape.axes), tap_table=tap_table, phases=phases, block_groups=self.block_groups,
             parts_first=self.parts_first, copies=self.copies,
-            own=self.own, ahead=self.ahead, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
-            bias=p.bias_stride, accumulate=p.accumulate, half=half(self.target), threads=self.threads,
+            own=self.own, prefetch=self.prefetch, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
+            bias=p.bias_stride, accumulate=p.accumulate, converts_f16=converts_f16(self.target), threads=self.threads,
             why=tuple(self.why),
         )  # fmt: skip
 

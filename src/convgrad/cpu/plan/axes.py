@@ -12,7 +12,7 @@ from math import ceil
 
 from ...spec.problem import Ints, Problem
 from ..target import LINE
-from .records import Lines, Met, Packed, Phase, Stretch, Walk
+from .records import AxisMap, Lines, Packed, Phase, Segment, TapRanges
 
 AXES = 4
 FEW_LINES = 8  # of a run of more than so many, one does not matter
@@ -99,22 +99,22 @@ def spans(a: Axis, box: int, forward: bool) -> tuple[int, int]:
 
     A stride without a kernel leaves out those between.
     """
-    sigma, size, step = (a.stride, a.x, a.x_step) if forward else (1, a.y, a.y_step)
+    in_stride, size, step = (a.stride, a.x, a.x_step) if forward else (1, a.y, a.y_step)
     if reach(a, forward) == 1:
-        return min(box, ceil(size / sigma)), sigma * step
-    return min((box - 1) * sigma + reach(a, forward), size), step
+        return min(box, ceil(size / in_stride)), in_stride * step
+    return min((box - 1) * in_stride + reach(a, forward), size), step
 
 
-def met_by(a: Axis, offset: int) -> tuple[int, int]:
+def valid_range(a: Axis, offset: int) -> tuple[int, int]:
     """The range of y for which a tap at that offset lies inside x."""
     return max(0, -(offset // a.stride)), min(a.y, -((offset - a.x) // a.stride))
 
 
-def met_of(axes: tuple[Axis, ...]) -> Met:
+def tap_ranges(axes: tuple[Axis, ...]) -> TapRanges:
     """What each weight meets."""
-    found = [[(o * a.x_step, met_by(a, o)) for o in offsets(a, True)] for a in axes]
+    found = [[(o * a.x_step, valid_range(a, o)) for o in offsets(a, True)] for a in axes]
     taps = list(product(*found))
-    return Met(
+    return TapRanges(
         tuple(sum(at for at, _ in tap) for tap in taps),
         tuple(tuple(ends for _, ends in tap) for tap in taps),
         tuple(a.stride * a.x_step for a in axes),
@@ -142,83 +142,83 @@ def tap_offsets(axes: tuple[Axis, ...]) -> Ints:
     )
 
 
-def walks_of(
+def axis_maps(
     axes: tuple[Axis, ...], forward: bool, box: Sequence[int], split: Sequence[bool], in_place: bool,
     thinned: bool = False,
-) -> tuple[Walk, ...]:  # fmt: skip
-    """How the output walks over the input, for boxes of a size. In place, entries are coordinates.
+) -> tuple[AxisMap, ...]:  # fmt: skip
+    """How the output maps over the input, for boxes of a size. In place, entries are coordinates.
 
     Of rows that are `thinned`, the inputs of neighbouring outputs lie side by side.
     """
-    walks: list[Walk] = []
+    maps: list[AxisMap] = []
     for i, (a, size, apart) in enumerate(zip(axes, box, split, strict=True)):
         found = offsets(a, forward)
-        phi, sigma = (1, a.stride) if forward else (a.stride, 1)
+        out_stride, in_stride = (1, a.stride) if forward else (a.stride, 1)
         low = min(found)
-        separate = not in_place and _separate(a, size, sigma, found)
+        separate = not in_place and _separate(a, size, in_stride, found)
         distinct = sorted(set(found))
         thin = thinned and not separate and i == AXES - 1
         if in_place:
             entry = {o: o for o in found}
         elif thin:
-            residues, count = _thinned(size, sigma, found)
-            entry = {o: residues.index((o - low) % sigma) * count + (o - low) // sigma for o in found}
+            residues, count = _thinned(size, in_stride, found)
+            entry = {o: residues.index((o - low) % in_stride) * count + (o - low) // in_stride for o in found}
         else:
             entry = {o: distinct.index(o) * size if separate else o - low for o in found}
         out, inner = (a.y, a.x) if forward else (a.x, a.y)
         step = a.y_step if forward else a.x_step
-        stretches: list[Stretch] = []
-        met_by_residue: list[list[tuple[int, int]]] = [[] for _ in range(phi)]
+        segments: list[Segment] = []
+        met_by_residue: list[list[tuple[int, int]]] = [[] for _ in range(out_stride)]
         for k, o in enumerate(found):
-            met_by_residue[(k * a.dilation - a.pad) % phi].append((k, o))
+            met_by_residue[(k * a.dilation - a.pad) % out_stride].append((k, o))
         for residue, taps in enumerate(met_by_residue):
-            count = max(0, ceil((out - residue) / phi))
-            # A tap is met where 0 <= q*sigma + o < inner.
-            met = {k: (max(0, -(o // sigma)), min(count, -((o - inner) // sigma))) for k, o in taps}
+            count = max(0, ceil((out - residue) / out_stride))
+            # A tap is met where 0 <= q*in_stride + o < inner.
+            met = {k: (max(0, -(o // in_stride)), min(count, -((o - inner) // in_stride))) for k, o in taps}
             cuts = sorted({0, count, *(min(max(c, 0), count) for ends in met.values() for c in ends if apart)})
             for start, stop in pairwise(cuts):
                 here = [(k, entry[o]) for k, o in taps if not apart or (met[k][0] <= start and stop <= met[k][1])]
-                stretches.append(Stretch(residue, start, stop, tuple(here)))
-        band = (0, sigma) if in_place else (0, 1) if separate else (low, 1 if thin else sigma)
-        walks.append(Walk(out, phi, sigma, step, size, a.k, *band, tuple(stretches)))
-    return tuple(walks)
+                segments.append(Segment(residue, start, stop, tuple(here)))
+        band = (0, in_stride) if in_place else (0, 1) if separate else (low, 1 if thin else in_stride)
+        maps.append(AxisMap(out, out_stride, in_stride, step, size, a.k, *band, tuple(segments)))
+    return tuple(maps)
 
 
-def _separate(a: Axis, box: int, sigma: int, found: list[int]) -> bool:
+def _separate(a: Axis, box: int, in_stride: int, found: list[int]) -> bool:
     """Whether a band holds one run per tap because the span that the taps cover is mostly not read."""
-    return box * a.k < (box - 1) * sigma + max(found) - min(found) + 1
+    return box * a.k < (box - 1) * in_stride + max(found) - min(found) + 1
 
 
-def _thinned(box: int, sigma: int, found: list[int]) -> tuple[list[int], int]:
-    """Runs of every `sigma`th input, as many as are met: how far from the lowest each begins, and how long they are."""
-    ahead = [o - min(found) for o in found]
-    return sorted({o % sigma for o in ahead}), box + max(ahead) // sigma
+def _thinned(box: int, in_stride: int, found: list[int]) -> tuple[list[int], int]:
+    """Runs of every `in_stride`th input, as many as taps reach: how far from the lowest each begins, how long."""
+    above = [o - min(found) for o in found]
+    return sorted({o % in_stride for o in above}), box + max(above) // in_stride
 
 
-def packed(a: Axis, w: Walk, forward: bool, in_place: bool) -> Packed:
+def packed(a: Axis, w: AxisMap, forward: bool, in_place: bool) -> Packed:
     """How the input of an axis is copied for a box."""
     size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
     found = offsets(a, forward)
     if in_place:
         return Packed(size, stride, 1)
-    if _separate(a, w.box, w.sigma, found):
-        return Packed(size, stride, w.box, w.sigma, tuple(sorted(set(found))))
-    if w.stride_in_band < w.sigma:
-        residues, count = _thinned(w.box, w.sigma, found)
-        return Packed(size, stride, count, w.sigma, tuple(residues))
-    return Packed(size, stride, (w.box - 1) * w.sigma + reach(a, forward))
+    if _separate(a, w.box, w.in_stride, found):
+        return Packed(size, stride, w.box, w.in_stride, tuple(sorted(set(found))))
+    if w.packed_stride < w.in_stride:
+        residues, count = _thinned(w.box, w.in_stride, found)
+        return Packed(size, stride, count, w.in_stride, tuple(residues))
+    return Packed(size, stride, (w.box - 1) * w.in_stride + reach(a, forward))
 
 
 def phases_of(
-    axes: tuple[Axis, ...], walks: tuple[Walk, ...], step: Sequence[int]
+    axes: tuple[Axis, ...], maps: tuple[AxisMap, ...], step: Sequence[int]
 ) -> tuple[tuple[Phase, ...], tuple[tuple[int, int], ...]]:
     """The phases of the output and, in their order, the taps each meets: (which tap, elements into the band).
 
     Those without taps are the last.
     """
     phases: list[Phase] = []
-    meetings: list[tuple[int, int]] = []
-    for combo in product(*(w.stretches for w in walks)):
+    tap_table: list[tuple[int, int]] = []
+    for combo in product(*(w.segments for w in maps)):
         mine = []
         for taps in product(*(s.taps for s in combo)):
             number = 0
@@ -226,10 +226,10 @@ def phases_of(
                 number = number * a.k + k
             mine.append((number, sum(e * s for (_, e), s in zip(taps, step, strict=True))))
         ends = zip(*((s.residue, s.start, s.stop) for s in combo), strict=True)
-        phases.append(Phase(len(meetings), len(mine), *(tuple(e) for e in ends)))
-        meetings += mine
+        phases.append(Phase(len(tap_table), len(mine), *(tuple(e) for e in ends)))
+        tap_table += mine
     phases.sort(key=lambda phase: phase.count == 0)
-    return tuple(phases), tuple(meetings)
+    return tuple(phases), tuple(tap_table)
 
 
 def lines(counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int) -> Lines:

@@ -16,7 +16,7 @@ from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
 from ..target import Target
-from .axes import Axis, longest, reach, walks_of
+from .axes import Axis, axis_maps, longest, reach
 from .records import pieces, up
 from .tuning import shorter
 
@@ -59,19 +59,19 @@ class Filling:
     ) -> None:  # fmt: skip
         self.channels = channels
         self.even = even
-        self.phi = [1 if forward else a.stride for a in axes]
+        self.out_stride = [1 if forward else a.stride for a in axes]
         heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
         none = (False,) * len(axes)
         self.splits = [none]
         self.tiles = [(rows, 0)]
-        if prod(self.phi) <= 64:
+        if prod(self.out_stride) <= 64:
             self.tiles = [(height, short) for height in heights for short in range(height)]
             if not in_place:
                 self.splits += _splits(axes)
-        # Where stretches of pixels that meet the same taps begin and end does not depend on the box.
+        # Where segments of pixels that meet the same taps begin and end does not depend on the box.
         whole = [a.y if forward else a.x for a in axes]
         able = tuple(any(split[i] for split in self.splits) for i in range(len(axes)))
-        self.walks = {any(split): walks_of(axes, forward, whole, split, in_place) for split in {none, able}}
+        self.maps = {any(split): axis_maps(axes, forward, whole, split, in_place) for split in {none, able}}
 
         def price_of(tile: tuple[int, int]) -> tuple[float, float]:
             height, short = tile
@@ -81,13 +81,13 @@ class Filling:
             return more * whole, more * less
 
         self.prices = {tile: price_of(tile) for tile in self.tiles}
-        self.stretches = cache(self._stretches)
+        self.segments = cache(self._segments)
         self.common = cache(self._common)
 
-    def _stretches(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
+    def _segments(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
         """How often so many positions along an axis, in a box, meet so many taps."""
         seen: dict[tuple[int, int], int] = {}
-        for s in self.walks[apart][axis].stretches:
+        for s in self.maps[apart][axis].segments:
             for n, often in pieces(s.start, s.stop, box).items():
                 seen[n, len(s.taps)] = seen.get((n, len(s.taps)), 0) + often
         return tuple(seen.items())
@@ -108,14 +108,14 @@ class Filling:
 
     def _common(self, apart: bool, box: int) -> int:
         """The greatest number that divides all that boxes have of rows: tiles of its divisors fill them."""
-        axis = len(self.phi) - 1
-        return gcd(*(n for (n, _), _ in self.stretches(axis, apart, box)))
+        axis = len(self.out_stride) - 1
+        return gcd(*(n for (n, _), _ in self.segments(axis, apart, box)))
 
     def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
         """For runs of so many pixels in a box, the products that each of them takes, of all together."""
         total: dict[int, int] = {}
-        stretches = (self.stretches(i, apart, b) for i, (apart, b) in enumerate(zip(split, box, strict=True)))
-        for parts in product(*stretches):
+        segments = (self.segments(i, apart, b) for i, (apart, b) in enumerate(zip(split, box, strict=True)))
+        for parts in product(*segments):
             pixels = taps = often = 1
             for (n, met), times in parts:
                 pixels, taps, often = pixels * n, taps * met, often * times
@@ -170,17 +170,17 @@ class Boxes:
 
     def __init__(self, axes: tuple[Axis, ...], forward: bool, room: Room, line: int) -> None:
         self.axes, self.room = axes, room
-        self.phi = [1 if forward else a.stride for a in axes]
-        self.sigma = [a.stride if forward else 1 for a in axes]
+        self.out_stride = [1 if forward else a.stride for a in axes]
+        self.in_stride = [a.stride if forward else 1 for a in axes]
         self.results = [a.y if forward else a.x for a in axes]
-        self.count = [ceil(n / f) for n, f in zip(self.results, self.phi, strict=True)]
+        self.count = [ceil(n / f) for n, f in zip(self.results, self.out_stride, strict=True)]
         self.spread = [reach(a, forward) - 1 for a in axes]
         self.line = line  # results along the last axis in a line of memory
         self.choices = cache(self._choices)
 
     def entries(self, box: Sequence[int]) -> int:
         """Inputs that are packed for a box."""
-        ends = zip(box, self.sigma, self.spread, self.axes, strict=True)
+        ends = zip(box, self.in_stride, self.spread, self.axes, strict=True)
         return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in ends)
 
     def number(self, box: Sequence[int]) -> int:
@@ -189,12 +189,12 @@ class Boxes:
 
     def fits(self, box: Sequence[int]) -> bool:
         """Whether a box is small enough."""
-        small = prod(box) * prod(self.phi) <= self.room.most or all(b == 1 for b in box)
+        small = prod(box) * prod(self.out_stride) <= self.room.most or all(b == 1 for b in box)
         return small and self.entries(box) * self.room.entry_bytes <= self.room.budget
 
     def footprint(self, box: Sequence[int]) -> int:
         """Bytes that a task has in the caches."""
-        results = prod(box) * prod(self.phi) * self.room.result_bytes
+        results = prod(box) * prod(self.out_stride) * self.room.result_bytes
         return self.entries(box) * self.room.entry_bytes + results + self.room.weight_bytes
 
     def sizes(self, axis: int, *, narrow: bool) -> list[int]:
@@ -208,7 +208,7 @@ class Boxes:
         shorter = [ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts)]
         if narrow:
             shorter += [ceil(n / (cuts * c)) for c in many]
-        line = ceil(self.line / self.phi[axis])
+        line = ceil(self.line / self.out_stride[axis])
         whole = {up(s, line) if 2 * line <= s < n else s for s in shorter}
         least = 1 if narrow else min(NARROWEST, size)
         return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
@@ -273,7 +273,7 @@ class Boxes:
 
         `shared` says that other threads write the same channels meanwhile.
         """
-        *outer, rows, columns = [b * f for b, f in zip(box, self.phi, strict=True)]
+        *outer, rows, columns = [b * f for b, f in zip(box, self.out_stride, strict=True)]
         *_, height, width = self.results
         whole = columns >= width
         lengths = (rows * width,) if whole else (columns, width)

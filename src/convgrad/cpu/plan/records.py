@@ -1,11 +1,11 @@
 """The loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
 
 `Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
-    out[q*phi + a] = Σ_tap Σ_c in[q*sigma + offset(tap)][c] · w[tap][c]
-Forward has sigma = stride and phi = 1. The data gradient has sigma = 1 and phi = stride: an x at q*stride + a meets
-only the taps of its own phase a, so each phase is a convolution with stride 1 over y and no product with a zero that
-the stride made. A box of pixels and its halo is packed into a zero-padded band; a register tile of rows (pixels) and
-lanes (channels) then runs without a condition.
+    out[q*out_stride + a] = Σ_tap Σ_c in[q*in_stride + offset(tap)][c] · w[tap][c]
+Forward has in_stride = stride and out_stride = 1. The data gradient has in_stride = 1 and out_stride = stride: an x at
+q*stride + a uses only the taps of its own phase a, so each phase is a convolution with stride 1 over y, and nothing is
+multiplied by a zero that the stride made. A box of pixels and its halo is packed with its padding; a register tile of
+rows (pixels) and lanes (channels) then runs without a condition.
 
 `Reduce` computes w. Each weight sums over all pixels:
     w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
@@ -64,7 +64,7 @@ class Packed:
         return self.count * len(self.offsets)
 
 
-class Met(NamedTuple):
+class TapRanges(NamedTuple):
     """What each weight meets: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for every o within its reach."""
 
     starts: Ints
@@ -78,7 +78,7 @@ Lines = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Ahead:
+class Prefetch:
     """Lines of memory that are asked for while something else is computed: a slice in each call of a tile that has
     products.
 
@@ -119,7 +119,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Positions q of an axis, of one residue, that meet the same taps: start <= q < stop."""
 
     residue: int
@@ -140,28 +140,28 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """One axis of a gather: how the output walks over the input."""
+class AxisMap:
+    """One axis of a gather: how the output maps over the input."""
 
     out: int
-    phi: int
-    sigma: int
+    out_stride: int  # between results that one q after another makes
+    in_stride: int  # between the inputs that these read
     out_step: int
     box: int  # positions q that one task covers
     kernel: int
     low: int  # coordinate of the band's first entry, for q = 0
-    stride_in_band: int  # entries between the inputs of neighbouring q
-    stretches: tuple[Stretch, ...]
+    packed_stride: int  # entries between the inputs of neighbouring q
+    segments: tuple[Segment, ...]
 
     @property
     def boxes(self) -> int:
         """How many boxes the axis is cut into."""
-        return ceil(ceil(self.out / self.phi) / self.box)
+        return ceil(ceil(self.out / self.out_stride) / self.box)
 
 
-def busy_tiles(walks: tuple[Walk, ...], rows: int) -> int:
+def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
     """Tiles of a box that have products: a stride may leave residues that no tap meets."""
-    return max(1, prod(w.box * len({s.residue for s in w.stretches if s.taps}) for w in walks) // rows)
+    return max(1, prod(w.box * len({s.residue for s in w.segments if s.taps}) for w in maps) // rows)
 
 
 class Nest:
@@ -254,7 +254,7 @@ class Gather(Nest):
     pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction
     chunk: int  # channels summed in one go
     unrolled: bool  # all of them are written out in the tile, without a loop
-    walks: tuple[Walk, ...]
+    maps: tuple[AxisMap, ...]
     packs: tuple[Packed, ...]
     in_place: bool
     staged: bool
@@ -264,19 +264,19 @@ class Gather(Nest):
     out_channel: Ints
     w_strides: Ints  # strides of (group, out, in)
     taps: Ints  # offset in w of each kernel element
-    meetings: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
+    tap_table: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
     phases: tuple[Phase, ...]
     block_groups: int  # tasks that share one box, each with a part of the channels
     parts_first: bool  # all boxes have one part of the channels before another
     copies: bool  # each thread packs all weights for itself, and waits for no other
     own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
-    ahead: Ahead | None  # the input of the next box, where this one's results go, and a part of the next weights
+    prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_apart: int  # bytes between the parts that boxes ask for; 0 if weights are not asked for
     stream: bool  # results are written past the caches
     fold: Fold | None
     bias: int | None
     accumulate: bool
-    half: bool
+    converts_f16: bool
     threads: int
     why: tuple[str, ...] = field(default=())
 
@@ -308,20 +308,20 @@ class Gather(Nest):
     @property
     def region(self) -> Ints:
         """Results of a box along each axis."""
-        return tuple(w.box * w.phi for w in self.walks)
+        return tuple(w.box * w.out_stride for w in self.maps)
 
     @property
     def even(self) -> bool:
         """Whether pixels of a tile always lie in one row, evenly spaced: what a box has of a row is so many tiles."""
-        columns = self.walks[-1]
-        lengths = [n for s in columns.stretches for n in pieces(s.start, s.stop, columns.box)]
+        columns = self.maps[-1]
+        lengths = [n for s in columns.segments for n in pieces(s.start, s.stop, columns.box)]
         return all(n % self.rows == 0 for n in lengths)
 
     @property
     def step(self) -> int:
         """Elements between what neighbouring results of a row read."""
         along = self.packs[-1].stride if self.in_place else self.pitch
-        return self.walks[-1].stride_in_band * along
+        return self.maps[-1].packed_stride * along
 
     @property
     def stage(self) -> int:
@@ -331,7 +331,7 @@ class Gather(Nest):
     @property
     def one_row(self) -> bool:
         """Whether rows of results follow each other, in the tensor as in the stage: they are one long row."""
-        rows, columns = self.walks[2:]
+        rows, columns = self.maps[2:]
         return columns.out_step == 1 and columns.out == self.region[3] == rows.out_step
 
     @property
@@ -344,7 +344,7 @@ class Gather(Nest):
     @property
     def boxes(self) -> int:
         """Boxes over all axes."""
-        return prod(w.boxes for w in self.walks)
+        return prod(w.boxes for w in self.maps)
 
     @property
     def tasks(self) -> int:
@@ -400,7 +400,7 @@ class Gather(Nest):
             ".band": up(ceil(band / self.width), line),
             ".stage": up(stage, line),
             ".table": up(table, line),
-            ".lines": up(_table(self.ahead, self.sum), line),
+            ".lines": up(_table(self.prefetch, self.sum), line),
         }
 
 
@@ -438,7 +438,7 @@ class Reduce(Nest):
     x_packs: tuple[Packed, ...]
     x_pitch: int  # elements between pixels in the band of x, or between channels if it is strung
     x_low: Ints
-    x_sigma: Ints
+    x_in_stride: Ints
     x_walk: Ints  # elements between the x of neighbouring o, along each axis
     y_packs: tuple[Packed, ...]
     y_pitch: int
@@ -453,20 +453,20 @@ class Reduce(Nest):
     w_strides: Ints  # strides of (group, row, lane)
     taps: Ints  # offset in w of each kernel element
     entries: Ints  # elements into the band of x, of each
-    met: Met
+    tap_ranges: TapRanges
     slices: int  # the sum over boxes is cut into so many parts, added in order
     operands: tuple[str, str, str]  # the tensors that are x, y and w here
     stream: bool  # results are written past the caches
-    ahead: Ahead | None  # the next box, of x and of y
+    prefetch: Prefetch | None  # the next box, of x and of y
     accumulate: bool
-    half: bool
+    converts_f16: bool
     threads: int
     why: tuple[str, ...] = field(default=())
 
     @property
     def reach(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Of each tap, per axis: the range of o for which it lies inside x."""
-        return self.met.reach
+        return self.tap_ranges.reach
 
     @property
     def mends(self) -> bool:
@@ -505,7 +505,7 @@ class Reduce(Nest):
         and not so much that it would drive out what is needed before.
         """
         size = self.rows * self.block * len(self.taps) * DTYPES[self.out_dtype].size
-        return self.ahead is not None and not self.stream and size <= MUCH
+        return self.prefetch is not None and not self.stream and size <= MUCH
 
     def lies(self, side: str) -> bool:
         """Whether a side is read where it lies."""
@@ -589,7 +589,7 @@ class Reduce(Nest):
             ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
             ".x_raw": up(self._raw("x"), line),
             ".y_raw": up(self._raw("y"), line),
-            ".lines": up(_table(self.ahead, self.sum), line),
+            ".lines": up(_table(self.prefetch, self.sum), line),
         }
 
     def packing(self, side: str) -> Packing:
@@ -652,7 +652,7 @@ class Reduce(Nest):
 class Slide(Nest):
     """The plan for depthwise layers whose channels lie together. See slide.py for the loop nests.
 
-    `walks` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
+    `maps` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
     """
 
     nest = "slide"
@@ -665,18 +665,18 @@ class Slide(Nest):
     rows: int  # of a tile
     vectors: int  # in a row of it, one for each pixel
     channels: int
-    walks: tuple[Walk, ...]
+    maps: tuple[AxisMap, ...]
     in_sizes: Ints
     in_steps: Ints
     taps: Ints  # offset in w of each kernel element
     w_step: int  # elements of w between channels
     band: int  # positions along the third axis that a task covers
     slices: int  # of a weight gradient: the sum over y is cut into so many parts, added in order
-    met: Met | None  # of a weight gradient
+    tap_ranges: TapRanges | None  # of a weight gradient
     bias: int | None
     accumulate: bool
     stream: bool
-    half: bool
+    converts_f16: bool
     threads: int
     why: tuple[str, ...] = field(default=())
 
@@ -688,7 +688,7 @@ class Slide(Nest):
     @property
     def counts(self) -> Ints:
         """Positions along each axis, of the phase that has most."""
-        return tuple(max(s.stop for s in w.stretches) for w in self.walks)
+        return tuple(max(s.stop for s in w.segments) for w in self.maps)
 
     @property
     def tasks(self) -> int:
@@ -738,7 +738,7 @@ class Plane(Nest):
     each: int  # images that a task takes
     bias: int | None
     accumulate: bool
-    half: bool
+    converts_f16: bool
     threads: int
     why: tuple[str, ...] = field(default=())
 
@@ -787,9 +787,9 @@ def _tail(channels: int, lanes: int, vectors: int) -> int:
     return ceil(channels / lanes) % vectors
 
 
-def _table(ahead: Ahead | None, sum_: str) -> int:
+def _table(prefetch: Prefetch | None, sum_: str) -> int:
     """Elements that the offsets of lines take."""
-    return 0 if ahead is None else ahead.size * (2 if sum_ == "float" else 1)
+    return 0 if prefetch is None else prefetch.size * (2 if sum_ == "float" else 1)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:

@@ -36,9 +36,9 @@ def _gather(plan: Gather, names: Names) -> Telling:
     forward = plan.wanted == "y"
     result, source = (names["y"], names["x"]) if forward else (names["x"], names["y"])
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
-    phases = prod(walk.phi for walk in plan.walks)
+    phases = prod(axis_map.out_stride for axis_map in plan.maps)
     if phases > 1:
-        how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
+        how += f"; the stride divides the pixels into {phases} kinds, each tap_row only its own part of the kernel"
     columns = f"{plan.block} channels"
     if plan.fold is not None:
         columns = f"{prod(plan.fold.factors)} neighbours with {plan.fold.channels} channels each"
@@ -98,7 +98,6 @@ def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
 
 WORDS = {
     "accumulate": "results are added to what is there",
-    "ahead": "memory that is asked for before it is needed",
     "band": "positions along the third axis, in a task",
     "bias": "elements between bias values; None: no bias",
     "block_groups": "tasks that share a box, each with a part of the channels",
@@ -107,6 +106,7 @@ WORDS = {
     "chunk": "channels summed in one go",
     "cin": "channels summed over, in a group",
     "clane": "channels in the lanes, in a group",
+    "converts_f16": "the machine converts f16",
     "copies": "each thread packs all weights for itself",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "crow": "channels in the rows, in a group",
@@ -116,7 +116,6 @@ WORDS = {
     "fold": "neighbouring results side by side in the lanes",
     "given": "channels summed over, without one that fills up a pair",
     "groups": "groups that are computed one after another",
-    "half": "the machine converts f16",
     "images": "images",
     "in_channel": "elements between groups, and between channels, of the input",
     "in_place": "the input (or what is in the rows) is read where it lies",
@@ -128,8 +127,7 @@ WORDS = {
     "lanes": "numbers in a vector",
     "lanes_in_place": "what is in the lanes is read where it lies",
     "low": "coordinate of the first packed input, along each axis",
-    "meetings": "taps of each phase, and where their input is packed",
-    "met": "what each weight meets",
+    "maps": "how results walk over the input, along each axis",
     "operands": "the tensors that play x, y and w",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
@@ -142,6 +140,7 @@ WORDS = {
     "parts_first": "all boxes get one part of the channels before another",
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
+    "prefetch": "memory that is prefetched",
     "row_part": "channels in the rows, in a task",
     "row_side": "whose channels are in the rows",
     "rows": "rows of a register tile",
@@ -155,6 +154,8 @@ WORDS = {
     "stream": "results are written past the caches",
     "strung": "what is in the rows is packed channel by channel",
     "sum": "type of the sums",
+    "tap_ranges": "where each tap lies inside x",
+    "tap_table": "taps of each phase, and where their input is packed",
     "taps": "where each kernel element lies in the weights",
     "threads": "threads that take part",
     "twins": "pairs are of two images",
@@ -162,17 +163,16 @@ WORDS = {
     "vectors": "vectors in a row of a tile",
     "w_step": "elements between channels of the weights",
     "w_strides": "elements between groups, outputs and inputs of the weights",
-    "walks": "how results walk over the input, along each axis",
     "wanted": "the tensor computed, in y = conv(x, w)",
     "weights_apart": "bytes between parts of weights that boxes ask for",
     "why": "reasons",
     "woven": "input channels that lie apart are interleaved",
     "x_channel": "elements between groups, and between channels, of x",
+    "x_in_stride": "coordinates of x between neighbouring y, along each axis",
     "x_join": "pixels of x between those of a pair, and between pairs",
     "x_low": "coordinate of the first packed x, along each axis",
     "x_packs": "how each axis of x is packed",
     "x_pitch": "elements between pixels of the packed x",
-    "x_sigma": "coordinates of x between neighbouring y, along each axis",
     "x_walk": "packed x between neighbouring y, along each axis",
     "y_channel": "elements between groups, and between channels, of y",
     "y_join": "pixels of y between those of a pair, and between pairs",

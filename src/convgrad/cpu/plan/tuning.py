@@ -152,7 +152,7 @@ def dots(target: Target) -> bool:
     return target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
 
 
-def half(target: Target) -> bool:
+def converts_f16(target: Target) -> bool:
     """Whether the machine converts f16."""
     return target.name in ("avx512", "avx2", "neon")
 

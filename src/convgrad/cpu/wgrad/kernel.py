@@ -24,15 +24,15 @@ _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
 
 def _fetch(plan: Reduce) -> tuple[str, ...]:
     """Arguments of a tile that fetches lines."""
-    return () if plan.ahead is None else ("p:base", "p:offsets")
+    return () if plan.prefetch is None else ("p:base", "p:offsets")
 
 
 def write(plan: Reduce) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.half)
-    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.half, plan.pairs and not plan.accumulate)
-    moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.half) if plan.pairs else given
+    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
+    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16, plan.pairs and not plan.accumulate)
+    moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.converts_f16) if plan.pairs else given
     clear = zero(m, given)
     clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
     packers: dict[str, Function | None] = {"x": None, "y": None}
@@ -74,8 +74,8 @@ def write(plan: Reduce) -> str:
     boxes = plan.box_counts
     total = prod(boxes)
     data = [pointers["x"], pointers["y"]] if plan.mends else []
-    if plan.ahead is not None:
-        frame.list_lines(plan.ahead)
+    if plan.prefetch is not None:
+        frame.list_lines(plan.prefetch)
 
     with frame.items("first", plan.tasks) as task:
         unit, part = f.split(task, [plan.tasks // plan.slices, plan.slices])
@@ -94,12 +94,13 @@ def write(plan: Reduce) -> str:
             begin = f.choose(fresh, 1, 0)
             complete = f.choose(f.test("eq", box, f.sub(last_box, 1)), 1, 0)
             coming: list[str] = []
-            if plan.ahead is not None:
+            if plan.prefetch is not None:
                 following = frame.following(task, plan.tasks)
-                coming = _coming(f, plan, pointers, given, task, following, box, last_box)[-len(plan.ahead.regions) :]
+                both = _coming(f, plan, pointers, given, task, following, box, last_box)
+                coming = both[-len(plan.prefetch.regions) :]
 
             def fetched(call: Value, coming: list[str] = coming) -> tuple[str, ...]:
-                return () if plan.ahead is None else slice_of(f, plan.ahead, at["lines"], call, coming)
+                return () if plan.prefetch is None else slice_of(f, plan.prefetch, at["lines"], call, coming)
 
             with f.loop(lane_start, lane_stop) as block:
                 local = f.sub(block, lane_start)
@@ -165,7 +166,7 @@ def _coming(
     first_box = f.div(f.mul(part, total), plan.slices)
     box = f.choose(more, f.add(box, 1), first_box)
     start = [f.mul(b, size) for b, size in zip(f.split(box, plan.box_counts), plan.box, strict=True)]
-    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
+    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_in_stride, plan.x_low, strict=True)]
     found = []
     for side, channel, begin, packs in (
         ("x", plan.x_channel, corner, plan.x_packs),
@@ -229,7 +230,7 @@ def _bands(
 ) -> dict[str, str]:  # fmt: skip
     """Pack a box of both sides; a side that is read in place gives its address."""
     bands = {}
-    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_sigma, plan.x_low, strict=True)]
+    corner = [f.add(f.mul(s, g), low) for s, g, low in zip(start, plan.x_in_stride, plan.x_low, strict=True)]
     for side, channel, begin in (("x", plan.x_channel, corner), ("y", plan.y_channel, list(start))):
         packer = packers[side]
         raw = [at[f"{side}_raw"]] if plan.joining(side) == "copy" else []
@@ -350,7 +351,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
     rows, lanes, sums, fresh, *rest = f.args
     counts, rest = rest[:4], rest[4:]
     odd, rest = rest[: len(ends)], rest[len(ends) :]
-    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[-2:])
+    fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *rest[-2:])
     align = _align(plan)
     places = [f.at(rest[0], r * plan.w_strides[1], result.storage) for r in range(plan.rows)] if plan.direct else []
     if plan.asks_for_results and places:
@@ -358,14 +359,14 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
             for place in places:
                 ask_for_run(f, place, vectors * result.bytes)
     tile = _begin(f, plan, vectors, sums, fresh, align)
-    walks = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
+    maps = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     units = (plan.row_unit, plan.sum)
     lane_align = plan.item if plan.lanes_in_place else align
 
     def in_rows(a: str) -> list[str]:
         return [f.at(a, r * plan.row_step, plan.row_unit) for r in range(plan.rows)]
 
-    with _pixels(f, plan, counts, (rows, lanes), walks, units) as ((a, b), _):
+    with _pixels(f, plan, counts, (rows, lanes), maps, units) as ((a, b), _):
         if fetch is not None:
             fetch.step()
         add = tile.paired if plan.pairs else tile.broadcast
@@ -375,7 +376,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
         with f.when(tile.doubtful()):
             tile.set([["zeroinitializer"] * vectors] * plan.rows)
             _go_on(f, plan, tile, sums, fresh, align)
-            with _pixels(f, plan, counts, (rows, lanes), walks, units) as ((a, b), i):
+            with _pixels(f, plan, counts, (rows, lanes), maps, units) as ((a, b), i):
                 first = f.both(f.test("eq", i, 0), f.test("ne", odd[0], 0))
                 last = f.both(f.test("eq", i, f.sub(counts[3], 1)), f.test("ne", odd[1], 0))
                 second = f.op(f"select i1 {first}, i32 -65536, i32 -1")
@@ -403,7 +404,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     f = m.function("tile", ["p:x", "p:y", "p:sums", "i:fresh", "i:tap", *_COUNTS, *_fetch(plan)])
     x, y, sums, fresh, tap, *rest = f.args
     counts = rest[:4]
-    fetch = None if plan.ahead is None else Fetch(f, plan.ahead, *rest[4:])
+    fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *rest[4:])
     align = _align(plan)
     tile = _begin(f, plan, plan.vectors, sums, fresh, align)
     last = len(plan.taps) - 1
@@ -426,7 +427,7 @@ def _mend_sums(m: Module, plan: Reduce, n: Elements) -> Function:
         raise ValueError("groups do not share lanes in this plan")
     inputs, outputs = plan.share
     x_step, y_step = plan.x_channel[1], plan.y_channel[1]
-    mend = Mend(m, plan.met, n, plan.share, (x_step, y_step), plan.block)
+    mend = Mend(m, plan.tap_ranges, n, plan.share, (x_step, y_step), plan.block)
     f = m.function("mend_sums", ["p:sums", "i:block", "i:tile", "i:lanes", "p:x", "p:y"])
     sums, block, tile, lanes, x, y = f.args
     first = f.mul(tile, plan.tap_step)

@@ -14,20 +14,20 @@ from ..plan.axes import (
     AXES,
     Axis,
     Shape,
+    axis_maps,
     lines,
     longest,
-    met_by,
-    met_of,
     offsets,
     packed,
     phases_of,
     simplify,
     spans,
     tap_offsets,
-    walks_of,
+    tap_ranges,
+    valid_range,
 )
 from ..plan.cost import NARROWEST, busy
-from ..plan.records import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
+from ..plan.records import Packed, Plan, Prefetch, Reduce, entry_steps, pitch, up
 from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
@@ -35,9 +35,9 @@ from ..plan.tuning import (
     SUMS_ALONE,
     TEAM,
     WAY,
+    converts_f16,
     dots,
     fitted,
-    half,
     narrow_text,
     row_steps,
     shared_steps,
@@ -428,10 +428,10 @@ class Planner:
         self.y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(axes, box, strict=True))
         thin = self.pairs and x_strung and not self.twins
         met = [*box[:-1], up(box[-1], 2)] if thin else box
-        self.walks = walks_of(axes, True, met, (False,) * AXES, x_in_place, thin)
-        self.x_packs = tuple(packed(a, w, True, x_in_place) for a, w in zip(axes, self.walks, strict=True))
+        self.maps = axis_maps(axes, True, met, (False,) * AXES, x_in_place, thin)
+        self.x_packs = tuple(packed(a, w, True, x_in_place) for a, w in zip(axes, self.maps, strict=True))
         self.x_join, self.y_join = (0, 1), (0, 1)
-        next_ = self.walks[-1].stride_in_band
+        next_ = self.maps[-1].packed_stride
         if self.pairs:
             # A last pixel of y without a partner gets a zero. Where rows are packed as they lie, any two neighbours are
             # a pair; else every pixel of x is the first of one, or every other if all taps lie evenly apart.
@@ -448,24 +448,24 @@ class Planner:
         x_apart, y_apart = (1 if x_strung else self.x_pitch), (1 if y_strung else self.y_pitch)
         x_steps = [a.x_step for a in axes] if x_in_place else _joined(self.x_packs, self.x_join[1], x_apart)
         y_steps = [a.y_step for a in axes] if y_in_place else _joined(self.y_packs, self.y_join[1], y_apart)
-        self.x_walk = [w.stride_in_band * s for w, s in zip(self.walks, x_steps, strict=True)]
+        self.x_walk = [w.packed_stride * s for w, s in zip(self.maps, x_steps, strict=True)]
         self.y_walk = list(y_steps)
         if self.pairs:
             self.x_walk[-1] = 2 * next_ * x_steps[-1] // (1 if x_in_place else self.x_join[1])
             self.y_walk[-1] = 2 * y_steps[-1] // (1 if y_in_place else self.y_join[1])
         # Along a row taps are pixels apart, and entries may be pairs of pixels.
         join = 1 if x_in_place else self.x_join[1]
-        _, meetings = phases_of(axes, self.walks, [*(join * s for s in x_steps[:-1]), x_steps[-1]])
-        self.entries = tuple(entry // join for _, entry in meetings)
+        _, tap_table = phases_of(axes, self.maps, [*(join * s for s in x_steps[:-1]), x_steps[-1]])
+        self.entries = tuple(entry // join for _, entry in tap_table)
 
     def _use_caches(self) -> None:
-        """What is written past the caches, and what is asked for ahead."""
+        """What is written past the caches, and what is prefetched."""
         p, axes = self.p, self.shape.axes
         # Tiles of pairs are done so soon that they would wait for what is written past the caches.
         self.stream = streams(p, self.target) and not self.pairs
         if self.stream:
             self.why.append("results go past the caches, which they exceed")
-        self.ahead: Ahead | None = None
+        self.prefetch: Prefetch | None = None
         if p.bytes <= self.target.l2:
             return
         lane_channels = min(self.clane, self.lane_part * self.block)
@@ -481,7 +481,7 @@ class Planner:
         x_lines = lines(counts, steps, x_channels, self.x_channel[1], size)
         y_lines = lines(self.box, [a.y_step for a in axes], y_channels, self.y_channel[1], size)
         regions = (x_lines, y_lines) if self.turned is None else (y_lines,)
-        self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box) // (2 if self.pairs else 1))
+        self.prefetch = Prefetch(regions, self.lane_part * calls, prod(self.box) // (2 if self.pairs else 1))
         self.why.append("the next box of pixels is fetched while one is summed")
 
     def _made(self) -> Reduce:
@@ -492,13 +492,13 @@ class Planner:
             clane=self.clane, share=self.share, pairs=self.pairs, twins=self.twins, x_join=self.x_join,
             y_join=self.y_join, sizes_y=tuple(a.y for a in axes), box=tuple(self.box), x_packs=self.x_packs,
             x_pitch=self.x_pitch,
-            x_low=tuple(w.low for w in self.walks), x_sigma=tuple(w.sigma for w in self.walks),
+            x_low=tuple(w.low for w in self.maps), x_in_stride=tuple(w.in_stride for w in self.maps),
             x_walk=tuple(self.x_walk), y_packs=self.y_packs, y_pitch=self.y_pitch, y_walk=tuple(self.y_walk),
             in_place=self.in_place, lanes_in_place=self.lanes_in_place, strung=self.strung, row_part=self.row_part,
             lane_part=self.lane_part, x_channel=self.x_channel, y_channel=self.y_channel, w_strides=self.w_strides,
-            taps=tap_offsets(axes), entries=self.entries, met=met_of(axes), slices=self.slices,
-            ahead=self.ahead, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
-            half=half(self.target), threads=self.threads, why=tuple(self.why),
+            taps=tap_offsets(axes), entries=self.entries, tap_ranges=tap_ranges(axes), slices=self.slices,
+            prefetch=self.prefetch, operands=self.operands, stream=self.stream, accumulate=p.accumulate,
+            converts_f16=converts_f16(self.target), threads=self.threads, why=tuple(self.why),
         )  # fmt: skip
 
 
@@ -520,7 +520,7 @@ def _by_images(shape: Shape) -> Shape:
     Any axis without a kernel serves as images.
     """
     *outer, row = shape.axes
-    ends = [met_by(row, o) for o in offsets(row, True)]
+    ends = [valid_range(row, o) for o in offsets(row, True)]
     met = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in met)
     filled = sum(high - low for low, high in met) > 0.99 * places
