@@ -8,7 +8,7 @@ Sums are taken in the accumulator type, then rounded once. Both take data of any
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy as np
 from ..dtypes import DTYPES
 from ..errors import SpecError
 from ..spec.bind import Description
-from ..spec.check import broken
-from ..spec.dialects import Meaning
+from ..spec.check import broken, meant, shown
+from ..spec.dialects import DIALECTS, Meaning
 from ..spec.dialects import find as find_in_family
 from ..spec.problem import Ints
 from ..spec.table import OPS, Arg, Op
+from .kinds import KINDS, PREVIEW_KINDS, refuse
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,10 +53,29 @@ BIAS_OPS: dict[str, Op] = {
 
 
 def find(kind: object) -> Meaning:
-    """The operation of a name that a graph may hold."""
-    if isinstance(kind, str) and kind in BIAS_OPS:
-        return Meaning(kind, BIAS_OPS[kind])
+    """The operation of a name that a graph may hold. The rule of the error tells a strange name from a wrong one."""
+    if isinstance(kind, str):
+        if kind in BIAS_OPS:
+            return Meaning(kind, BIAS_OPS[kind])
+        name = kind.removesuffix("-1")
+        if name not in {*OPS, *DIALECTS}:
+            if name in KINDS | PREVIEW_KINDS:
+                raise broken("known_operation", shown(kind))
+            raise refuse("known_kind", shown(kind), hint=meant(kind, [*OPS, *DIALECTS, *sorted(KINDS)]))
     return find_in_family(kind)
+
+
+def strangers(kinds: Iterable[str]) -> list[str]:
+    """Those that oneDNN Graph has and this family has not. A name that neither has is an error."""
+    found = []
+    for kind in dict.fromkeys(kinds):
+        try:
+            find(kind)
+        except SpecError as error:
+            if error.rule != "known_operation":
+                raise
+            found.append(kind)
+    return found
 
 
 def infer(op: Op, inputs: Sequence[Description | None], attrs: Mapping[str, Any]) -> Ints:

@@ -129,6 +129,24 @@ BITS: dict[DataType, int] = {t: 8 * n.itemsize for t, n in NUMPY.items()} | {
     DataType.u4: 4,
 }
 
+_KINDS = """
+    Abs AbsBackward Add AvgPool AvgPoolBackward BatchNormForwardTraining BatchNormInference
+    BatchNormTrainingBackward BiasAdd BiasAddBackward Clamp ClampBackward Concat Convolution ConvolutionBackwardData
+    ConvolutionBackwardWeights ConvTranspose ConvTransposeBackwardData ConvTransposeBackwardWeights Dequantize
+    Divide Dropout DynamicDequantize DynamicQuantize Elu EluBackward End Exp GELU GELUBackward GenIndex GreaterEqual
+    GroupNorm HardSigmoid HardSigmoidBackward HardSwish HardSwishBackward Identity Interpolate InterpolateBackward
+    LayerNorm LayerNormBackward LeakyReLU Log LogSoftmax LogSoftmaxBackward MatMul Maximum MaxPool MaxPoolBackward
+    Minimum Mish MishBackward Multiply Pow PReLU PReLUBackward Quantize Reciprocal ReduceL1 ReduceL2 ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReLU ReLUBackward Reorder RMSNorm Round Select Sigmoid SigmoidBackward
+    SoftMax SoftMaxBackward SoftPlus SoftPlusBackward Sqrt SqrtBackward Square SquaredDifference StaticReshape
+    StaticTranspose Subtract Tanh TanhBackward TypeCast Wildcard
+"""
+KINDS = frozenset(_KINDS.split())
+"""Every operation of oneDNN Graph, of this family or not."""
+
+PREVIEW_KINDS = frozenset(k.replace("Backward", "Backprop") for k in KINDS if not k.startswith("Conv"))
+"""The names that oneDNN Graph's preview had for them. Those of this family are in `spec.dialects`."""
+
 GRAPH_RULES: dict[str, Rule] = {
     r.name: r
     for r in (
@@ -143,6 +161,7 @@ GRAPH_RULES: dict[str, Rule] = {
         Rule("getter", "invalid_arguments", "is not known: {why}"),
         Rule("logical_tensor", "invalid_arguments", "must be a LogicalTensor"),
         Rule("operation", "invalid_arguments", "must be an Op"),
+        Rule("known_kind", "invalid_graph_op", "is no operation of oneDNN Graph"),
         Rule("empty_attribute", "invalid_arguments", "must not be an empty string"),
         # Graphs.
         Rule("open_graph", "invalid_graph", "is finalized; {what} before that"),
