@@ -10,7 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .driver import Case
+    from .tasks import Entry
 
 MISSING = "the command needs rich and msgspec: pip install 'convgrad[cli]'"
 
@@ -73,17 +79,20 @@ def _split(words: Sequence[str], flags: Sequence[str], values: Sequence[str] = (
 def _run(words: list[str]) -> int:
     from .driver import UsageError, parse
     from .report import Report
-    from .run import run_case
+    from .run import about, columns, run_case
 
     own, rest = _split(words, ["json"])
     cases = parse(rest)
     if not cases:
         raise UsageError("no file: name one, or give --case=FILE or --batch=FILE")
-    return Report("json" in own, int(own.get("verbose", 0)), ("operation", "kind")).each(cases, run_case)
+    _readable(cases)
+    intro, outro = about(cases)
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(cases), intro, outro)
+    return report.each(cases, run_case)
 
 
 def _check(words: list[str]) -> int:
-    from .check import check_entry
+    from .check import check_entry, columns
     from .driver import UsageError
     from .report import Report
     from .tasks import Settings, parse
@@ -95,35 +104,74 @@ def _check(words: list[str]) -> int:
     entries = parse(rest, Settings())
     if not entries:
         raise UsageError("no problem: give a descriptor, such as ic16oc16_ih7kh3ph1, or --batch=FILE")
-    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag"))
+    _meaningful(entries)
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(entries))
     return report.each(entries, lambda entry: check_entry(entry, chosen))
 
 
 def _bench(words: list[str]) -> int:
     from .. import timing
-    from .bench import Bench, bench_entry, bench_graph, peers
+    from .bench import Bench, bench_entry, bench_graph, columns, peers
     from .driver import UsageError
     from .driver import parse as parse_graph
-    from .report import Report
+    from .report import Report, console
     from .tasks import Entry, Settings, parse
 
     own, rest = _split(words, ["json"], ["peers", "budget"])
-    here = peers()
-    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
-    for name in chosen:
-        if name not in here:
-            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
     try:
         budget = float(own.get("budget", "2"))
     except ValueError:
         raise UsageError(f"--budget={own['budget']}: needs a number of seconds") from None
-    bench = Bench(chosen, timing.Pace(budget=budget))
+    if not 0 < budget < 1e6:
+        raise UsageError(f"--budget={own['budget']}: needs a positive number of seconds")
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
-    entries: list[Any] = [*parse_graph(files), *parse([word for word in rest if word not in files], Settings())]
-    if not entries:
+    graphs = parse_graph(files)
+    problems = parse([word for word in rest if word not in files], Settings())
+    if not graphs and not problems:
         raise UsageError("nothing to time: give a descriptor, --batch=FILE or a graph file")
-    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag", "ms", "GFLOP/s"))
+    _readable(graphs)
+    _meaningful(problems)
+    screen = console(stderr=True)
+    # PyTorch alone takes seconds to load.
+    with screen.status("loading the other libraries") if screen.is_terminal else nullcontext():
+        here = peers()
+    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
+    for name in chosen:
+        if name not in here:
+            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
+    bench = Bench(chosen, timing.Pace(budget=budget))
+    entries: list[Any] = [*graphs, *problems]
+    intro = f"Results are compared with the right ones, then timed for {budget:g} s each"
+    intro += f", shared with {' and '.join(chosen)}." if chosen else "."
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(entries, bench), intro)
     return report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))
+
+
+def _readable(cases: Sequence[Case]) -> None:
+    """Refuse files of the command line that cannot be read. In a batch, such a file is one case among others."""
+    from .driver import document
+
+    for case in cases:
+        if not case.listed:
+            document(case.path)
+
+
+def _meaningful(entries: Sequence[Entry]) -> None:
+    """Refuse words of the command line that are no problem. In a batch, such a word is one case among others."""
+    from ..errors import SpecError
+    from .driver import UsageError
+
+    for entry in entries:
+        if entry.where:
+            continue
+        try:
+            entry.read()
+        except SpecError as error:
+            if entry.text.endswith(".json"):
+                raise UsageError(f"{entry.text} is no problem; graph files are for `convgrad run`") from None
+            if Path(entry.text).exists():
+                raise UsageError(f"{entry.text} is no problem; a file of them is --batch={entry.text}") from None
+            raise UsageError(str(error)) from None
 
 
 def _ops(words: list[str]) -> int:

@@ -11,21 +11,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..graph.bias import BIAS_OPS, find
+from ..graph.bias import find, is_ours
 from ..graph.compiled import resolve
 from ..graph.kinds import DataType, FpMathMode, PropertyType
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op, check
-from ..graph.reader import Document
+from ..graph.reader import Document, read_file
 from ..spec.check import meant
-from ..spec.dialects import DIALECTS
 from ..spec.problem import Ints, dense_strides, settle
-from ..spec.table import DTYPES, OPS, SAME_RULES
+from ..spec.table import DTYPES, SAME_RULES
 
 MODES = {
     "L": "list the cases",
@@ -98,7 +98,7 @@ class Settings:
     strict: bool = False
     same_rule: str = "gradient"
 
-    def cases(self, path: Path, name: str) -> Iterator[Case]:
+    def cases(self, path: Path, name: str, listed: bool = False) -> Iterator[Case]:
         """One case for every combination, in benchdnn's order."""
         for shapes, attrs, count, fpmath, kinds, dt, mb, properties in product(
             self.in_shapes,
@@ -124,6 +124,7 @@ class Settings:
                 self.mode,
                 self.strict,
                 self.same_rule,
+                listed,
             )
 
 
@@ -144,6 +145,7 @@ class Case:
     mode: str = "C"
     strict: bool = False
     same_rule: str = "gradient"
+    listed: bool = field(default=False, compare=False)  # in a batch file; else it was named on the command line
 
     @property
     def line(self) -> str:
@@ -281,7 +283,7 @@ class _Reader:
 
     def case(self, name: str) -> None:
         """Add the cases of a file. One that is not there is a case too: it will fail."""
-        self.cases.extend(self.settings.cases(self.locate(name), name))
+        self.cases.extend(self.settings.cases(self.locate(name), name, listed=bool(self.open)))
 
     def locate(self, name: str) -> Path:
         """A file by its name."""
@@ -383,9 +385,23 @@ def _map(text: str) -> Map:
 # ---- rewriting
 
 
-def is_ours(document: Document) -> bool:
-    """Whether every operation of a file is of this family."""
-    return all(op.kind.removesuffix("-1") in {*OPS, *DIALECTS, *BIAS_OPS} for op in document.ops)
+@lru_cache(maxsize=64)
+def document(path: Path) -> Document:
+    """A file, read once for all its cases."""
+    return read_file(path)
+
+
+def strangers(document: Document) -> list[str]:
+    """The kinds of a file's operations that are not of this family."""
+    found = set()
+    for op in document.ops:
+        try:
+            if not is_ours(op.kind):
+                found.add(op.kind)
+        except SpecError as error:
+            error.operation = f"{document.source}: {op.name}"
+            raise
+    return sorted(found)
 
 
 def rewrite(document: Document, case: Case) -> Document:

@@ -8,7 +8,7 @@ Sums are taken in the accumulator type, then rounded once. Both take data of any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,17 +65,15 @@ def find(kind: object) -> Meaning:
     return find_in_family(kind)
 
 
-def strangers(kinds: Iterable[str]) -> list[str]:
-    """Those that oneDNN Graph has and this family has not. A name that neither has is an error."""
-    found = []
-    for kind in dict.fromkeys(kinds):
-        try:
-            find(kind)
-        except SpecError as error:
-            if error.rule != "known_operation":
-                raise
-            found.append(kind)
-    return found
+def is_ours(kind: str) -> bool:
+    """Whether a kind of operation is of this family. One that oneDNN Graph does not have at all is an error."""
+    try:
+        find(kind)
+    except SpecError as error:
+        if error.rule != "known_operation":
+            raise
+        return False
+    return True
 
 
 def infer(op: Op, inputs: Sequence[Description | None], attrs: Mapping[str, Any]) -> Ints:
