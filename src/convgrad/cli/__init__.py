@@ -132,16 +132,18 @@ def _bench(words: list[str]) -> int:
     _readable(graphs)
     _meaningful(problems)
     screen = console(stderr=True)
-    # PyTorch alone takes seconds to load.
-    with screen.status("loading the other libraries") if screen.is_terminal else nullcontext():
-        here = peers()
+    here: Sequence[str] = ()
+    if own.get("peers") != "":
+        # PyTorch alone takes seconds to load.
+        with screen.status("loading the other libraries") if screen.is_terminal else nullcontext():
+            here = tuple(peers())
     chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
     for name in chosen:
         if name not in here:
             raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
     bench = Bench(chosen, timing.Pace(budget=budget))
     entries: list[Any] = [*graphs, *problems]
-    intro = f"Results are compared with the right ones, then timed for {budget:g} s each"
+    intro = f"Every result is compared with the right one, then timed for {budget:g} s"
     intro += f", shared with {' and '.join(chosen)}." if chosen else "."
     report = Report("json" in own, int(own.get("verbose", 0)), columns(entries, bench), intro)
     return report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))

@@ -65,14 +65,14 @@ def columns(entries: Sequence[Entry | Case], bench: Bench) -> list[Column]:
     """The columns for problems and graphs, as wide as they ask for."""
     problems = [entry for entry in entries if isinstance(entry, Entry)]
     nodes = [op for case in entries if isinstance(case, Case) for op in run.operations(case)]
-    times = [Column(f"{name} ms", 6, right=True) for name in bench.peers]
+    times = [Column(f"{name} ms", 7, right=True) for name in bench.peers]
     return [
         Column(RESULT.name, RESULT.width, optional=True),
         Column("problem", max(widest(op.name for op in nodes), widest_problem(problems)), lead=True),
         Column("dir", max(widest(op.kind for op in nodes), of_settings(problems, "directions")), lead=bool(nodes)),
         Column("dt", max(4, of_settings(problems, "dtypes"))),
         Column("tag", 3),
-        Column("ms", 6, right=True),
+        Column("ms", 7, right=True),
         Column("GFLOP/s", 7, right=True),
         Column("of peak", 8, right=True),
         *times,

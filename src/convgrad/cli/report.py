@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column as Cell
 from rich.text import Text
 
-from .rows import Column, Rows
+from .rows import Column, Rows, shortened
 
 T = TypeVar("T")
 
 ROWS = 60
 """So many cases are shown row by row; of more, only those that did not pass."""
+
+
+BAR = 56
+"""The characters that the bar and its numbers take."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -111,7 +114,8 @@ class Report:
                                 continue
                             planned, total = planned + found.total - total, found.total
                             at = finished + found.index
-                            bar.update(task, completed=at, total=planned, description=found.text)
+                            text = shortened(found.text, max(8, screen.width - BAR))
+                            bar.update(task, completed=at, total=planned, description=text)
                     except Exception as error:  # One case's accident must not hide what the others come to.
                         self._take(crash(case, error))
                         if self.verbose:
@@ -176,7 +180,7 @@ def progress(screen: Console) -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", table_column=Cell(no_wrap=True, overflow="ellipsis"), markup=False),
+        TextColumn("{task.description}", markup=False),
         console=screen,
         transient=True,
         # Often enough to look alive, and too seldom to disturb what is being timed.

@@ -64,7 +64,7 @@ class Rows:
         above = tuple(cell(fields.get(c.name)) for c in self.leads)
         if above != self._above:
             self._above = above
-            found.append(self._shortened(GAP.join(above), self.width))
+            found.append(shortened(GAP.join(above), self.width))
         return found + self._row({c.name: cell(fields.get(c.name)) for c in self.columns})
 
     def _row(self, cells: Mapping[str, str]) -> list[str]:
@@ -75,7 +75,7 @@ class Rows:
         for column in before:
             text = cells[column.name]
             if self.width is not None:
-                text = self._shortened(text, column.room)
+                text = shortened(text, column.room)
             start += (text.rjust(column.room) if column.right else text.ljust(column.room)) + GAP
         text = cells[last.name].rjust(last.room) if last.right else cells[last.name]
         if self.width is None:
@@ -84,12 +84,13 @@ class Rows:
         folded = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
         if last.right or not folded:
             folded = [text]
-        lines = [self._shortened(line, room) for line in folded]
+        lines = [shortened(line, room) for line in folded]
         return [((start if i == 0 else " " * len(start)) + line).rstrip() for i, line in enumerate(lines)]
 
-    @staticmethod
-    def _shortened(text: str, room: int | None) -> str:
-        return text if room is None or len(text) <= room else text[: room - 1] + "…"
+
+def shortened(text: str, room: int | None) -> str:
+    """A text that ends with … where it has no room."""
+    return text if room is None or len(text) <= room else text[: room - 1] + "…"
 
 
 def cell(value: Any) -> str:

@@ -43,7 +43,7 @@ def columns(cases: Sequence[Case]) -> list[Column]:
         Column("operation", widest(op.name for op in ops)),
         Column("kind", widest(op.kind for op in ops)),
         Column("output", widest(shapes), optional=True),
-        Column("ms", 6, right=True),
+        Column("ms", 7, right=True),
         Column("GFLOP/s", 7, right=True),
         *([Column("GB/s", 5, right=True, optional=True)] if any(op.kind in BIAS_OPS for op in ops) else []),
     ]
@@ -61,10 +61,9 @@ def about(cases: Sequence[Case]) -> tuple[str, str]:
     mode = cases[0].mode
     if timed := TIMED & set(mode):
         pace = PACES["P" if "P" in timed else "F"]
-        seconds = f"for {pace.budget:g} s" + ("" if pace.budget == 1 else " each")
         return (
-            f"Operations are computed and their results compared with the right ones, then timed {seconds}.",
-            "every result was compared with the right one before it was timed",
+            f"Every result is compared with the right one, then timed for {pace.budget:g} s.",
+            "each result was compared before it was timed",
         )
     if set(mode) & set("CBLI"):
         return "", ""
