@@ -118,6 +118,43 @@ def test_other_tensors_are_refused(tensor, rule):
     assert (caught.value.rule, caught.value.argument) == (rule, "src")
 
 
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ([1.0], "got an object of type list; make one with numpy.asarray(src, numpy.float32)"),
+        (memoryview(b"abcd"), "got an object of type memoryview; give numpy.asarray(src)"),
+        (np.ma.masked_array(np.zeros((2, 3, 5), np.float32)), "mask would be lost; give src.filled(0), or src.data"),
+        (True, "got an object of type bool$"),
+        (torch.nn.Conv1d(3, 4, 3), "got an object of type Conv1d$"),
+        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "got a nested tensor; make a plain one"),
+        (np.zeros((2, 3, 5), np.int64), "f64, got int64; convert it to one of them"),
+    ],
+    ids=lambda v: "" if isinstance(v, str) else type(v).__name__,
+)
+def test_what_to_do_with_other_objects_is_told(value, part):
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution(value, torch.zeros(4, 3, 3), **CALL)
+    text = str(caught.value)
+    assert text.endswith(part[:-1]) if part.endswith("$") else part in text
+
+
+def test_a_masked_array_is_no_place_for_results():
+    out = np.ma.masked_array(np.zeros(EXPECTED.shape, np.float32))
+    _refused("input_array", "whose mask would be lost; give out.data, which has none", *_pair(), out=out)
+    assert convgrad.convolution(*_pair(), out=out.data, **CALL).any()
+
+
+def test_memory_that_is_gone():
+    x, w = _pair()
+    tensor = torch.from_numpy(x).clone()
+    tensor.untyped_storage().resize_(0)  # as sharded training does between steps
+    _refused("input_array", "whose memory was given back", tensor, w)
+    jax = pytest.importorskip("jax")
+    array = jax.numpy.asarray(x) + 1
+    array.delete()
+    _refused("input_array", "that was deleted or donated", array, w)
+
+
 def _refused(rule, part, *inputs, **more):
     with pytest.raises(SpecError) as caught:
         convgrad.convolution(*inputs, **more, **CALL)
@@ -236,6 +273,32 @@ def test_jax_tracers_are_told_the_truth():
     assert np.array_equal(y, EXPECTED)
 
 
+def test_jax_tracers_in_a_shape():
+    jax = pytest.importorskip("jax")
+
+    def inside(n):
+        with pytest.raises(SpecError, match=r"call convgrad outside of jit") as caught:
+            convgrad.convolution_backward_data(EXPECTED, _pair()[1], (2, 3, n), **CALL)
+        assert (caught.value.rule, caught.value.argument) == ("input_traced", "dst_shape")
+        return n
+
+    jax.jit(inside)(5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "got"),
+    [
+        ((2, 3, 5.0), "got (2, 3, 5.0)"),
+        (np.array([2.0, 3, 5]), "got an array of float64 of shape (3,)"),
+        (_pair()[0], "got an array of float32 of shape (2, 3, 5); give its shape, not the array"),
+    ],
+)
+def test_what_is_no_shape_is_told(shape, got):
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution_backward_data(EXPECTED, _pair()[1], shape, **CALL)
+    assert str(caught.value).endswith(got)
+
+
 def test_owners_that_call_their_memory_read_only():
     class Owner(Exporter):
         @property
@@ -311,6 +374,7 @@ def test_read_only_memory_through_dlpack():
     assert np.array_equal(convgrad.convolution(NewExporter(x), w, **CALL), EXPECTED)
     y = EXPECTED.copy()
     y.flags.writeable = False
+    _refused("out_writable", "got a read-only array; give a writable array", x, w, out=y)
     with pytest.raises(SpecError) as caught:
         convgrad.convolution(x, w, out=NewExporter(y), **CALL)
     assert caught.value.rule == "out_writable"

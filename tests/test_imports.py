@@ -23,6 +23,7 @@ LAYERS = {
     "spec": 1,
     "memory": 0,
     "tensors": 2,
+    "bias": 2,
     "reference": 2,
     "cpu": 2,
     "gpu": 2,

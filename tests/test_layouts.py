@@ -77,7 +77,7 @@ def test_a_place_is_warned_of_once_and_every_time_if_asked():
 
 
 def test_weights_that_fit_no_format_of_the_family():
-    with pytest.warns(LayoutWarning, match=r"fits no such order. Pass weights_format='XIO' to say so"):
+    with pytest.warns(LayoutWarning, match=r"The shapes suggest that this is meant. Pass weights_format='XIO'"):
         convgrad.convolution(_ones(1, 5, 8, 8), _ones(3, 3, 5, 2), data_format="NCX", **CALL)
 
 
@@ -184,6 +184,11 @@ def test_errors_name_the_layout_and_the_one_that_fits(function, inputs, attribut
         (dict(pads_begin="valid"), "auto_pad='SAME_UPPER' or 'VALID'"),
         (dict(auto_pad="same"), "None, SAME_UPPER, SAME_LOWER, VALID, got 'same'; 'same' is 'SAME_UPPER' here"),
         (dict(data_format="NHWC"), "one of NXC, NCX, got 'NHWC'; 'NHWC' is 'NXC' here"),
+        (dict(data_format="nchw"), "'nchw' is 'NCX' here"),
+        (dict(data_format="ncx"), "did you mean 'NCX'?"),
+        (dict(auto_pad="SAME"), "'SAME' is 'SAME_UPPER' here"),
+        (dict(auto_pad="NOTSET"), "'NOTSET' is 'None' here"),
+        (dict(output_size=(4, 4)), "output_padding adds to them"),
         (dict(data_format="channels_first"), "'channels_first' is 'NCX' here"),
         (dict(out_dtype="float32"), "one of f32, bf16, f16, f64, got 'float32'; 'float32' is 'f32' here"),
     ],
@@ -195,6 +200,27 @@ def test_words_of_other_libraries_are_answered_with_ours(function, attributes, p
         function(_ones(1, 4, 4, 1), _ones(3, 3, 1, 1), **{**CALL, **attributes})
     assert part in str(caught.value)
     assert caught.value.argument == next(iter(attributes))
+
+
+def test_formats_of_the_same_letters_are_not_taken_for_each_other():
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution(_ones(1, 4, 4, 1), _ones(3, 3, 1, 1), weights_format="IOX", **CALL)
+    assert str(caught.value) == (
+        "Convolution: weights_format must be one of XIO, OIX, got 'IOX'; XIO: (spatial, in/groups, out), "
+        "OIX: (out, in/groups, spatial)"
+    )
+
+
+def test_inputs_of_apply_by_name():
+    with pytest.raises(
+        SpecError, match=r"src is no attribute of this operation; the inputs are src, weights, \[bias\]"
+    ):
+        convgrad.apply("Convolution", src=_ones(1, 4, 4, 1), weights=_ones(3, 3, 1, 1), **CALL)
+
+
+def test_data_without_a_batch():
+    with pytest.raises(SpecError, match=r"got \(6, 3, 3, 3\); a batch of one is src\[None\]"):
+        convgrad.convolution(_ones(3, 8, 8), _ones(6, 3, 3, 3), **FIRST, **CALL)
 
 
 def test_inputs_by_the_names_of_other_libraries():

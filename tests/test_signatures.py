@@ -9,11 +9,11 @@ import pytest
 
 import convgrad
 from convgrad import SpecError, compat
-from convgrad.spec import OPS
+from convgrad.spec import ALL_OPS
 from convgrad.spec.dialects import DIALECTS
 from convgrad.spec.table import MAX_NDIMS, REQUIRED
 
-FUNCTIONS = [(getattr(convgrad, op.function), op, None) for op in OPS.values()]
+FUNCTIONS = [(getattr(convgrad, op.function), op, None) for op in ALL_OPS.values() if op.function]
 FUNCTIONS += [(getattr(compat, dialect.function), dialect.row, dialect) for dialect in DIALECTS.values()]
 
 
@@ -62,10 +62,11 @@ def test_mistakes_in_the_form_of_a_call_are_spec_errors():
     call = dict(strides=1, pads_begin=0, pads_end=0, dilations=1)
     assert convgrad.convolution(weights=weights, src=src, **call).shape == (1, 2, 2)
     for args, kwargs, part in (
-        ((src, weights, None, 1), call, "at most 3 inputs"),
-        ((src,), {**call, "src": src}, "given twice"),
-        ((src,), call, "takes 2 or 3 inputs"),
-        ((), call, "takes 2 or 3 inputs"),
+        ((src, weights, None, 1), call, "takes 2 or 3 inputs (src, weights, [bias]), got 4; attributes go by name"),
+        ((src,), {**call, "src": src}, "got src twice"),
+        ((src,), call, "takes 2 or 3 inputs (src, weights, [bias]), got 1; missing: weights"),
+        ((None, weights), call, "got 1; missing: src"),
+        ((), call, "got 0; missing: src, weights"),
         ((src, weights), {}, "strides is required"),
         ((src, weights), {**call, "stride": 1}, "did you mean 'strides'?"),
     ):
@@ -74,9 +75,22 @@ def test_mistakes_in_the_form_of_a_call_are_spec_errors():
         assert part in str(caught.value)
 
 
+def test_mistakes_in_the_form_of_a_call_with_one_input():
+    assert convgrad.bias_backward(diff_dst=np.ones((1, 4, 2), np.float32)).shape == (2,)
+    for args, part in (
+        ((), "takes 1 input (diff_dst), got 0"),
+        ((1, 2), "takes 1 input (diff_dst), got 2; attributes go by name"),
+    ):
+        with pytest.raises(SpecError) as caught:
+            convgrad.bias_backward(*args)
+        assert part in str(caught.value)
+
+
 def test_older_attribute_beside_its_newer_name():
     delta, weights = np.zeros((1, 4, 2), np.float32), np.zeros((3, 2, 2), np.float32)
     call = dict(strides=1, pads_begin=0, pads_end=0, dilations=1)
+    with pytest.raises(SpecError, match="got 1; missing: filter"):
+        compat.conv_transpose_backprop_data(delta, **call)
     with pytest.raises(SpecError, match="which is given too"):
         compat.conv_transpose_backprop_data(delta, weights, filter_format="XIO", weights_format="XOI", **call)
     # Either name alone will do.

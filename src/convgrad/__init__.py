@@ -5,6 +5,7 @@ from .cpu.threads import get_num_threads, set_num_threads
 from .errors import CompileError, ConvgradError, LayoutWarning, OutOfMemoryError, SpecError, UnsupportedError
 from .functional import (
     apply,
+    bias_backward,
     conv_transpose,
     conv_transpose_backward_data,
     conv_transpose_backward_weights,
@@ -24,6 +25,7 @@ __all__ = [
     "SpecError",
     "UnsupportedError",
     "apply",
+    "bias_backward",
     "compat",
     "conv_transpose",
     "conv_transpose_backward_data",

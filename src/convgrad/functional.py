@@ -12,18 +12,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import zip_longest
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from . import engine
+from . import bias, engine
 from .dtypes import DTYPES
 from .errors import LayoutWarning, SpecError
 from .spec import Problem, bind
 from .spec.bind import Binding, layouts_that_fit
-from .spec.check import broken, check_input_count, check_names
+from .spec.check import check_names, other_inputs
 from .spec.dialects import Meaning, find
 from .spec.problem import dense_strides
+from .spec.table import BIAS_OPS, Op
 from .tensors import (
     Array,
     check_out,
@@ -108,10 +110,18 @@ def _bind_and_run(
             shape = open_shape(value, arg.name)
         else:
             arrays[arg.role] = open_array(value, arg.name)
-    if count < 2 or len(inputs) > len(meaning.op.inputs):
+    least = meaning.op.required_inputs
+    if count < least or len(inputs) > len(meaning.op.inputs):
         check_names(meaning.op, meaning.attributes(attributes))
-        check_input_count(meaning.op, max(count, len(inputs)) if count >= 2 else count)
+        if count >= least:
+            raise other_inputs(meaning.op, len(inputs), "attributes go by name")
+        given = zip_longest(meaning.op.inputs, inputs[: len(meaning.op.inputs)])
+        missing = ", ".join(arg.name for arg, value in given if arg.required and value is None)
+        raise other_inputs(meaning.op, count, f"missing: {missing}")
     target = None if out is None else open_array(out, "out")
+    if meaning.op.kind in BIAS_OPS:
+        place = _add_or_sum(meaning.op, arrays, target, out, attributes)
+        return give_back(place, inputs[0]) if target is None else out
     key = key or _key(meaning, arrays, shape, target, attributes)
     known = _known.get(key) if key is not None else None
     if known is None:
@@ -138,6 +148,26 @@ def _bind_and_run(
         target[...] = place
     tell_owner(out)
     return out
+
+
+def _add_or_sum(
+    op: Op, arrays: Mapping[str, Array], target: Array | None, out: Tensor, attributes: Mapping[str, Any]
+) -> Array:
+    """An operation of a bias, computed into `target`, the memory of `out`, or into a new array."""
+    inputs = [describe(arrays[arg.role], arg.name) if arg.role in arrays else None for arg in op.inputs]
+    bound = bias.bind(op, inputs, attributes, None if target is None else describe(target, "out"))
+    if target is None:
+        # Data keeps its order in memory.
+        data = arrays[op.inputs[0].role]
+        like = np.empty_like(data, DTYPES[bound.out_dtype].numpy) if bound.shape == data.shape else None
+        place, _ = new_array(bound.shape, bound.out_dtype, None if like is None else like.strides)
+    else:
+        check_out(target, out)
+        place = target
+    bias.compute(op, bound.attributes, bound.dtype, [arrays[arg.role] for arg in op.inputs], place)
+    if target is not None:
+        tell_owner(out)
+    return place
 
 
 @dataclass(frozen=True)
@@ -231,7 +261,7 @@ def _advice(meaning: Meaning, binding: Binding, others: Sequence[Binding]) -> st
         text += f"The shape of weights fits {told[format]}, too. Pass weights_format={format!r} if you mean that, or "
         text += f"weights_format={layout.weights!r} to keep the default without this warning."
     else:
-        text += f"The shape of weights fits no such order. Pass weights_format={layout.weights!r} to say so."
+        text += f"The shapes suggest that this is meant. Pass weights_format={layout.weights!r} to say so."
     return f"{meaning.name}: {meaning.tell(text)}"
 
 
@@ -314,14 +344,11 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if known is not None and known.kernel is not None and not known.uneven:
                 return known.again(args)
             if len(args) > len(names):
-                error = broken(
-                    "input_count", "the operation", len(args), expected=f"at most {len(names)}", names=", ".join(names)
-                )
-                raise meaning.retell(error)
+                raise meaning.retell(other_inputs(meaning.op, len(args), "attributes go by name"))
             inputs = [*args, *(kwargs.pop(name, None) for name in names[len(args) :])]
             for name in names:
                 if name in kwargs:
-                    raise meaning.retell(broken("known_attribute", name, hint="it was given twice"))
+                    raise meaning.retell(other_inputs(meaning.op, f"{name} twice"))
             out = kwargs.pop("out", None)
             return _compute(meaning, inputs, out, kwargs, key, advise=True)
 
@@ -506,4 +533,21 @@ def conv_transpose_backward_weights(
 
         diff_weights = convgrad.conv_transpose_backward_weights(
             src, diff_dst, weights.shape, strides=2, pads_begin=1, pads_end=1, dilations=1)
+    """
+
+
+@operation("BiasAddBackward")
+def bias_backward(
+    diff_dst: Tensor,
+    *,
+    data_format: str = "NXC",
+    out: Tensor = None,
+    accumulate: bool = False,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of Convolution and ConvTranspose with respect to bias: the sum of diff_dst over all but channels.
+
+    ::
+
+        diff_bias = convgrad.bias_backward(diff_dst)
     """

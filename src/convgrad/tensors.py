@@ -13,7 +13,7 @@ import numpy as np
 
 from . import memory
 from .dtypes import DTYPES, name_of
-from .errors import OutOfMemoryError
+from .errors import OutOfMemoryError, SpecError
 from .spec.bind import Description
 from .spec.check import broken, shown
 from .spec.table import DTYPES as DOCUMENTED
@@ -30,16 +30,19 @@ def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     """
     copied = False
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and _is_masked(value):
+            filled = "" if name == "out" else f"{name}.filled(0), or "
+            hint = f"give {filled}{name}.data, which has none"
+            raise broken("input_array", name, "a masked array, whose mask would be lost", hint=hint)
         array: Array = value
     elif _is_torch(value):
         array, copied = _open_torch(value, name)
     elif _is_traced_by_jax(value):
-        hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
-        raise broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
+        raise _traced_by_jax(value, name)
     elif hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         array, copied = _open_dlpack(value, name)
     else:
-        raise broken("input_array", name, type(value).__name__, hint="make one with numpy.asarray(..., numpy.float32)")
+        raise broken("input_array", name, f"an object of type {type(value).__name__}", hint=_as_array(value, name))
     if not array.dtype.isnative:
         hint = "convert it with a.astype(a.dtype.newbyteorder('='))"
         raise broken("byte_order", name, array.dtype.str, hint=hint)
@@ -50,13 +53,37 @@ def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     return array
 
 
+def _is_masked(value: Any) -> bool:
+    """Whether an array has a mask; NumPy imports these when they are first used."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and isinstance(value, masked.MaskedArray)
+
+
+def _as_array(value: Any, name: str) -> str:
+    """How to make an array of a value that is none, if that is any use."""
+    if name == "out":
+        return "give an array to write to, or none to get a new one"
+    if isinstance(value, list):
+        return f"make one with numpy.asarray({name}, numpy.float32)"
+    if isinstance(value, memoryview) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+        return f"give numpy.asarray({name})"
+    return ""
+
+
 def describe(array: Array, name: str) -> Description:
     """What `bind` needs to know of an array."""
     dtype = name_of(array.dtype)
     if dtype is None:
-        raise broken("input_dtype", name, str(array.dtype), expected=", ".join((*DOCUMENTED, *EXTENDED_DTYPES)))
+        raise _other_dtype(name, str(array.dtype))
     size = array.itemsize
     return Description(dtype, array.shape, tuple(s // size for s in array.strides))
+
+
+def _other_dtype(name: str, got: str) -> SpecError:
+    """The error for an element type that no operation takes."""
+    expected = ", ".join((*DOCUMENTED, *EXTENDED_DTYPES))
+    hint = "" if name == "out" else "convert it to one of them"
+    return broken("input_dtype", name, got, expected=expected, hint=hint)
 
 
 def whole_strides(array: Array) -> bool:
@@ -75,14 +102,20 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
     except (TypeError, ValueError, OverflowError):
         array = np.asarray(None)
     if (array.dtype.kind not in "iu" and array.size) or array.ndim == 0:
-        raise broken("shape_values", name, shown(value) if array.ndim == 0 else str(array.dtype))
+        for size in value if isinstance(value, (list, tuple)) else ():
+            if _is_traced_by_jax(size):
+                raise _traced_by_jax(size, name)
+        is_array = isinstance(value, np.ndarray)
+        got = f"an array of {array.dtype} of shape {array.shape}" if is_array else shown(value)
+        raise broken("shape_values", name, got, hint="give its shape, not the array" if array.ndim > 2 else "")
     return tuple(int(v) for v in array.ravel())
 
 
 def check_writable(array: Array, owner: Any) -> None:
     """Results are not written into the memory of somebody who does not want that."""
     if not array.flags.writeable:
-        got = _immutable(owner) or "one that is read-only, or can only be read as a copy"
+        read_only = "a read-only array" if isinstance(owner, np.ndarray) else ""
+        got = _immutable(owner) or read_only or "one that is read-only, or can only be read as a copy"
         raise broken("out_writable", "out", got, hint="give a writable array, or none to get a new one")
 
 
@@ -130,6 +163,12 @@ def _is_traced_by_jax(value: Any) -> bool:
     """Whether a value stands for an array inside of jit, grad, vmap and the like; JAX is never imported to find out."""
     jax = sys.modules.get("jax")
     return jax is not None and hasattr(jax, "core") and isinstance(value, jax.core.Tracer)
+
+
+def _traced_by_jax(value: Any, name: str) -> SpecError:
+    """The error for a value of a trace."""
+    hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
+    return broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
 
 
 def new_array(shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> tuple[Array, int]:
@@ -180,6 +219,9 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
     if tensor.device.type != "cpu":
         hint = "move it with .cpu()" if tensor.device.type != "meta" else "a meta tensor has no values; make a real one"
         raise broken("input_device", name, f"a tensor on {tensor.device}", hint=hint)
+    if tensor.is_nested or tensor.is_quantized:
+        kind, way = ("nested", "torch.nested.to_padded_tensor") if tensor.is_nested else ("quantized", ".dequantize()")
+        raise broken("input_array", name, f"a {kind} tensor", hint=f"make a plain one with {way}")
     if tensor.layout is not torch.strided:
         raise broken("input_array", name, f"a tensor of layout {tensor.layout}", hint="make it dense with .to_dense()")
     if traced := _traced_by_torch(tensor):
@@ -196,6 +238,8 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
             array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         else:
             array = tensor.numpy()
+        if array.size and not tensor.data_ptr():
+            raise broken("input_array", name, f"a {type(tensor).__name__} whose memory was given back")
     except (TypeError, RuntimeError):
         # Types that NumPy has no name for, and subclasses without memory of their own.
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
@@ -277,7 +321,9 @@ def _open_dlpack(value: Any, name: str) -> tuple[Array, bool]:
         if device[0] in _CPU_DEVICES:
             capsule = _capsule(value)
     except (BufferError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        raise broken("input_array", name, f"{type(value).__name__}, whose export fails: {error}") from None
+        deleted = getattr(value, "is_deleted", None)
+        why = "that was deleted or donated" if callable(deleted) and deleted() else f"whose export fails: {error}"
+        raise broken("input_array", name, f"an object of type {type(value).__name__} {why}") from None
     if device[0] not in _CPU_DEVICES:
         raise broken("input_device", name, f"a tensor on DLPack device {device}")
     tensor, flags = _read_capsule(capsule, name)
@@ -285,11 +331,13 @@ def _open_dlpack(value: Any, name: str) -> tuple[Array, bool]:
     letter = "u" if tensor.code == _BFLOAT and bits == 16 else _KINDS.get(tensor.code)
     if letter is None or tensor.lanes != 1 or bits not in (8, 16, 32, 64) or (letter, bits) == ("f", 8):
         got = f"DLPack type {tensor.code} of {bits} bits, {tensor.lanes} lanes"
-        raise broken("input_dtype", name, got, expected=", ".join((*DOCUMENTED, *EXTENDED_DTYPES)))
+        raise _other_dtype(name, got)
     stored = np.dtype(f"{letter}{bits // 8}")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     if 0 in shape:
         array = np.empty(shape, stored)
+    elif tensor.data is None:
+        raise broken("input_array", name, f"an object of type {type(value).__name__} without memory")
     else:
         strides = tuple(tensor.strides[i] * stored.itemsize for i in range(tensor.ndim)) if tensor.strides else None
         interface = {

@@ -5,8 +5,8 @@ Values are small integers, whose sums are exact in any order, so a result must e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 from unittest import mock
@@ -370,6 +370,13 @@ class Memory:
             memory.close()
 
 
+@contextmanager
+def however_small() -> Iterator[None]:
+    """Plans are for as many threads as are asked for, however little there is to do."""
+    with mock.patch.object(plan, "ALONE", 0):
+        yield
+
+
 def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: bool = False) -> str:
     """Compute on each number of threads, however small the problem, into poisoned memory: must equal the reference.
 
@@ -381,7 +388,7 @@ def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: boo
     memory = Memory(p, np.random.default_rng(seed))
     with ExitStack() as stack:
         stack.callback(memory.close)
-        stack.enter_context(mock.patch.object(plan, "ALONE", 0))
+        stack.enter_context(however_small())
         if gaps:
             stack.enter_context(gaps_between_buffers())
         return _check(p, memory, target, teams, gaps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -93,6 +94,56 @@ def test_other_sources_have_other_notes(monkeypatch, tmp_path):
     assert notes.recall(PROBLEM, target.current(), 2) is None
 
 
+@pytest.fixture
+def package(monkeypatch, tmp_path):
+    """A package of its own, as if this one were it."""
+    copy = tmp_path / "convgrad"
+    shutil.copytree(notes.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(notes, "PACKAGE", str(copy))
+    yield copy
+    notes._sources.cache_clear()
+
+
+def digest():
+    """The digest of the sources that a new process takes."""
+    notes._sources.cache_clear()
+    notes._digest.cache_clear()
+    found = notes._digest()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("folder", ["", "plan", "new", "new/deeper/and deeper", "plan/deeper/and_deeper"])
+def test_a_source_in_any_folder_is_counted(package, folder):
+    seen = [digest()]
+    assert digest() == seen[0]
+    place = package / "cpu" / folder
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "more.py").write_text("LANES = 17\n")
+    seen.append(digest())
+    (place / "more.py").write_text("LANES = 18\n")
+    seen.append(digest())
+    (place / "more.py").rename(place / "less.py")
+    seen.append(digest())
+    (place / "next").mkdir()
+    (place / "less.py").rename(place / "next" / "less.py")
+    seen.append(digest())
+    assert len(set(seen)) == 5
+    (place / "next" / "less.py").unlink()
+    (place / "__pycache__").mkdir()
+    (place / "__pycache__" / "more.py").write_text("")
+    (place / "notes.txt").write_text("not code")
+    assert digest() == seen[0]
+
+
+@pytest.mark.parametrize("name", ["dtypes.py", "spec/problem.py", "spec/table.py"])
+def test_what_problems_are_made_of_is_counted(package, name):
+    before = digest()
+    with (package / name).open("a") as file:
+        file.write("# More.\n")
+    assert digest() != before
+
+
 def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
     edited = one_more(monkeypatch, tmp_path)
     assert notes.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
@@ -130,10 +181,11 @@ def test_without_a_cache_no_source_is_read(monkeypatch):
 
 
 def test_every_source_of_a_plan_is_counted():
-    # Whatever the planner and the writers import from convgrad, in any depth.
+    # Whatever the engine imports from convgrad, in any depth, wherever its files are.
     code = (
-        "import sys; before = set(sys.modules)\n"
-        "import convgrad.cpu.plan, convgrad.cpu.gather, convgrad.cpu.reduce, convgrad.cpu.slide, convgrad.cpu.plane\n"
+        "import importlib, pkgutil, sys, convgrad.cpu\n"
+        "for module in pkgutil.walk_packages(convgrad.cpu.__path__, 'convgrad.cpu.'): "
+        "importlib.import_module(module.name)\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('convgrad.') and m.__file__))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -18,26 +18,24 @@ from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
 
-X86 = "x86_64-unknown-linux-gnu"
-ARM = "aarch64-unknown-linux-gnu"
-AVX2 = "+avx2,+fma,+f16c"
-AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"
+from . import machines
+from .machines import ARM, X86
 
 # The machine, and how its code looks: what multiplies and adds in f32 and f64, and what must not occur.
 MACHINES = {
     "avx512": (
-        Target("avx512", X86, "x86-64", AVX512, 64, 32),
+        machines.AVX512,
         (r"vfmadd\d+ps.*zmm", r"vfmadd\d+pd.*zmm"),
         "vdpbf16ps",
     ),
     "avx512 with bf16": (
-        Target("avx512", X86, "x86-64", AVX512 + ",+avx512bf16", 64, 32),
+        machines.AVX512_PAIRS,
         (r"vfmadd\d+ps.*zmm|vdpbf16ps.*zmm", r"vfmadd\d+pd.*zmm"),
         "vmulps",
     ),
-    "avx2": (Target("avx2", X86, "x86-64", AVX2, 32, 16), (r"vfmadd\d+ps.*ymm", r"vfmadd\d+pd.*ymm"), "zmm"),
-    "baseline": (Target("baseline", X86, "x86-64", "", 16, 16), (r"\bmulps.*xmm", r"\bmulpd.*xmm"), "ymm"),
-    "neon": (Target("neon", ARM, "generic", "+neon", 16, 32), (r"fmla\s+v\d+\.4s", r"fmla\s+v\d+\.2d"), "bl\tfma"),
+    "avx2": (machines.AVX2, (r"vfmadd\d+ps.*ymm", r"vfmadd\d+pd.*ymm"), "zmm"),
+    "baseline": (machines.BASELINE, (r"\bmulps.*xmm", r"\bmulpd.*xmm"), "ymm"),
+    "neon": (machines.NEON, (r"fmla\s+v\d+\.4s", r"fmla\s+v\d+\.2d"), "bl\tfma"),
     "neon on a Mac": (
         Target("neon", "arm64-apple-macosx", "apple-m1", "+neon", 16, 32),
         (r"fmla\.4s", r"fmla\.2d"),

@@ -656,6 +656,27 @@ def test_bias_operations():
         Partition(Op(0, "BiasAddBackward", [lt(0, (4,))], [lt(1, -1)], strides=[1]))
 
 
+@pytest.mark.parametrize("kind", ["BiasAddBackward", "Convolution"])
+def test_accumulating_needs_a_place(kind):
+    """Without one, the result would be added to whatever new memory holds."""
+    plain = {"strides": [1], "pads_begin": [0], "pads_end": [0], "dilations": [1]} if kind == "Convolution" else {}
+    shapes = [(1, 4, 2), (1, 2, 3)] if plain else [(1, 4, 3)]
+    inputs = [lt(i, shape) for i, shape in enumerate(shapes)]
+    step = Partition(Op(0, kind, inputs, [lt(9, -1)], accumulate=True, **plain)).compile()
+    arrays = [np.ones(shape, np.float32) for shape in shapes]
+    with refused("invalid_arguments", "accumulate needs `out`"):
+        step.execute(None, arrays)
+    out = np.ones(step.outputs[0].shape, np.float32)
+    step.execute(None, arrays, [out])
+    assert set(out.ravel()) == {3 if plain else 5}
+
+
+def test_sums_of_bias_gradients_may_stay_in_f32():
+    ones = np.ones((1, 3001, 1), ml_dtypes.bfloat16)
+    back = Partition(Op(0, "BiasAddBackward", [lt(0, ones.shape, "bf16")], [lt(1, 1, "f32")])).compile()
+    assert back.execute(None, [ones])[0].array.tolist() == [3001]
+
+
 def test_sums_of_bias_gradients_are_kept_in_f32():
     ones = np.ones((1, 1, 1000), ml_dtypes.bfloat16)
     back = Partition(Op(0, "BiasAddBackward", [lt(0, (1, 1, 1000), "bf16")], [lt(1, 1, "bf16")], data_format="NCX"))

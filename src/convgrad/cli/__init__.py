@@ -177,14 +177,14 @@ def _meaningful(entries: Sequence[Entry]) -> None:
 
 
 def _ops(words: list[str]) -> int:
-    from ..graph.bias import BIAS_OPS, find
-    from ..spec.table import OPS
+    from ..spec.dialects import find
+    from ..spec.table import ALL_OPS
     from .ops import listing, schema, show
     from .report import console
 
     own, names = _split(words, ["json"])
     if "json" in own:
-        rows = [find(name).op for name in names] or [*OPS.values(), *BIAS_OPS.values()]
+        rows = [find(name).op for name in names] or ALL_OPS.values()
         print(json.dumps([schema(row) for row in rows], indent=2))
         return 0
     screen = console()

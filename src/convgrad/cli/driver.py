@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..graph.bias import find, is_ours
 from ..graph.compiled import resolve
-from ..graph.kinds import DataType, FpMathMode, PropertyType
+from ..graph.kinds import DataType, FpMathMode, PropertyType, find, is_ours
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op, check
 from ..graph.reader import Document, read_file

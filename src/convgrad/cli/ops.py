@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from ..graph.bias import BIAS_OPS, find
-from ..spec.dialects import DIALECTS
-from ..spec.table import DTYPES, EXTENDED_DTYPES, MAX_NDIMS, OPS, REQUIRED, Attr, Op
+from ..spec.dialects import DIALECTS, find
+from ..spec.table import ALL_OPS, DTYPES, EXTENDED_DTYPES, MAX_NDIMS, REQUIRED, Attr, Op
 
 ORIGINS = {"onednn": "", "document": "the documents only", "extension": "convgrad only"}
 
@@ -20,7 +19,7 @@ def listing() -> RenderableType:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("operation", "inputs", "output", ""):
         table.add_column(heading, no_wrap=heading == "operation")
-    for op in (*OPS.values(), *BIAS_OPS.values()):
+    for op in ALL_OPS.values():
         inputs = ", ".join(a.name if a.required else f"[{a.name}]" for a in op.inputs)
         table.add_row(op.kind, inputs.replace("[", r"\["), op.output.name, op.text)
     return table

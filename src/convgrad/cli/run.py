@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import reference, timing
+from .. import bias, reference, timing
 from ..dtypes import DTYPES
 from ..errors import ConvgradError, SpecError
-from ..graph import bias, memory
-from ..graph.bias import BIAS_OPS
+from ..graph import memory
 from ..graph.compiled import CompiledPartition
 from ..graph.graphs import CompiledGraph, Graph
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op
+from ..spec.table import BIAS_OPS
 from . import fill
 from .driver import Case, document, rewrite, strangers
 from .report import RESULT, ROWS, Outcome, State, Step

@@ -16,7 +16,7 @@ from . import BEGUN, cache, jit
 from .target import Target
 
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
-# What a plan and its code are made by, besides the files of this folder.
+# What a plan and its code are made by, besides the files of this folder and of all folders in it.
 OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
 
 
@@ -67,7 +67,7 @@ def _digest() -> str | None:
                 os.close(file)
             if _new(facts) or len(content) != facts.st_size:
                 return None
-            total.update(f"{os.path.basename(path)} {len(content)}\n".encode() + content)
+            total.update(f"{path.removeprefix(PACKAGE)} {len(content)}\n".encode() + content)
     except OSError:
         return None
     return total.hexdigest()
@@ -90,7 +90,12 @@ def _new(facts: os.stat_result) -> bool:
 @lru_cache(maxsize=1)
 def _sources() -> list[str]:
     found = [os.path.join(PACKAGE, name) for name in OTHERS]
-    for folder in ("cpu", "cpu/plan"):
-        inside = os.path.join(PACKAGE, folder)
-        found += [os.path.join(inside, name) for name in os.listdir(inside) if name.endswith(".py")]
+    folders = [os.path.join(PACKAGE, "cpu")]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found.append(entry.path)
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders.append(entry.path)
     return sorted(found)

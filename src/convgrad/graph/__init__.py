@@ -12,7 +12,7 @@ or, in one go, `graph.compile().execute(None, {0: array, 1: array})`. Files: `lo
 
 from typing import TYPE_CHECKING, Any
 
-from .bias import BIAS_OPS
+from ..spec.table import BIAS_OPS
 from .compiled import (
     CompiledPartition,
     get_compiled_partition_cache_capacity,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import bias
 from .. import engine as engines
 from ..dtypes import DTYPES
 from ..errors import SpecError, UnsupportedError
@@ -20,7 +21,7 @@ from ..spec.bind import Binding, Description
 from ..spec.check import broken
 from ..spec.problem import Ints, settle
 from ..tensors import check_writable, open_shape, overlaps, tell_owner
-from . import bias, verbose
+from . import verbose
 from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
 from .memory import Array, Engine, Stream, Tensor, allocate, require
@@ -54,6 +55,8 @@ class Compiled:
 
     def _run(self, arrays: Sequence[Array], out: Array | None) -> tuple[LogicalTensor, Array]:
         node, output, problem, kernel = self.node, self.output, self.problem, self.kernel
+        if out is None and node.attrs.get("accumulate"):
+            raise broken("accumulate_out", "accumulate")
         if not node.is_convolution:
             place = allocate(output) if out is None else out
             bias.compute(node.row, node.attrs, str(self.inputs[0].dtype), arrays, place)

@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import SpecError
-from ..spec.check import breach, meant
-from ..spec.table import Rule
+from ..spec import dialects
+from ..spec.check import breach, broken, meant, shown
+from ..spec.dialects import DIALECTS, Meaning
+from ..spec.table import ALL_OPS, Rule
 
 W = TypeVar("W", bound="Word")
 
@@ -195,3 +197,24 @@ GRAPH_RULES: dict[str, Rule] = {
 def refuse(rule: str, argument: str, got: object = None, *, hint: str = "", **facts: object) -> SpecError:
     """The error for a broken rule of the graph objects."""
     return breach(GRAPH_RULES[rule], argument, got, hint=hint, **facts)
+
+
+def find(kind: str) -> Meaning:
+    """The operation of a kind that a graph may hold. The rule of the error tells a strange kind from a wrong one."""
+    name = kind.removesuffix("-1")
+    if name in {*ALL_OPS, *DIALECTS}:
+        return dialects.find(kind)
+    if name in KINDS | PREVIEW_KINDS:
+        raise broken("known_operation", shown(kind))
+    raise refuse("known_kind", shown(kind), hint=meant(kind, [*ALL_OPS, *DIALECTS, *sorted(KINDS)]))
+
+
+def is_ours(kind: str) -> bool:
+    """Whether a kind of operation is of this family. One that oneDNN Graph does not have at all is an error."""
+    try:
+        find(kind)
+    except SpecError as error:
+        if error.rule != "known_operation":
+            raise
+        return False
+    return True

@@ -12,8 +12,7 @@ from ..spec.check import broken, check_attributes, check_dtypes, check_input_cou
 from ..spec.dialects import Meaning
 from ..spec.table import OPS
 from ..spec.table import Op as Row
-from .bias import find
-from .kinds import DataType, refuse
+from .kinds import DataType, find, refuse
 from .logical import IDS, LogicalTensor, _whole
 
 
@@ -185,7 +184,7 @@ def _checked(op: Op, meaning: Meaning, strict: bool, same_rule: str) -> Node:
         output = output.replace(dtype=dtype)
     attrs = _scalars(row, meaning.attributes(op.attrs))
     asked = attrs.get("out_dtype")
-    allowed = (dtype, "f32") if dtype in ("bf16", "f16") and not strict and row.kind in OPS else (dtype,)
+    allowed = (dtype, "f32") if dtype in ("bf16", "f16") and not strict else (dtype,)
     if output.dtype not in ((asked,) if asked else allowed):
         raise broken("output_dtype", row.output.name, output.dtype, expected=asked or " or ".join(allowed))
     if row.attr("same_rule") and same_rule != "gradient":

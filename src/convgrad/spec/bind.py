@@ -166,7 +166,7 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
     dtype = check_dtypes(op, [d.dtype if d else None for d in inputs], strict=strict)
     empty = any(0 in d.shape for d in given.values())
     attrs = check_attributes(op, attributes, allow_empty=empty, strict=strict)
-    out_dtype = _out_dtype(op, dtype, attrs["out_dtype"], out)
+    out_dtype = result_dtype(op, dtype, attrs["out_dtype"], out)
     if attrs["accumulate"] and out is None:
         raise broken("accumulate_out", "accumulate")
 
@@ -303,7 +303,7 @@ def _dense(shape: Ints, axes: str, order: str) -> Ints:
     return dense_strides(shape, tuple(axis for letter in order for axis in at[letter]))
 
 
-def _out_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
+def result_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str:
     """The element type of the result."""
     allowed = (dtype, "f32") if dtype in ("bf16", "f16") else (dtype,)
     if asked and asked not in allowed:
@@ -323,7 +323,9 @@ def _rank(op: Op, first: str, given: Mapping[str, Description], out: Description
     for role, description in given.items():
         name = op.arg(role).name
         if role in ("x", "w", "y") and len(description.shape) != len(shape):
-            raise broken("same_rank", name, description.shape, expected=len(shape), first=first, shape=shape)
+            lonely = role == "w" and len(description.shape) == len(shape) + 1
+            hint = f"a batch of one is {first}[None]" if lonely else ""
+            raise broken("same_rank", name, description.shape, hint=hint, expected=len(shape), first=first, shape=shape)
     if out is not None and len(out.shape) != len(shape):
         raise broken("same_rank", "out", out.shape, expected=len(shape), first=first, shape=shape)
     return len(shape) - 2

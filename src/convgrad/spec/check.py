@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import SpecError
 from .table import (
+    ALL_OPS,
     DTYPES,
     EXPLAINED,
     EXTENDED_DTYPES,
     MAX_NDIMS,
-    OPS,
     RENAMED,
     REQUIRED,
     RULES,
@@ -47,35 +47,42 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:  # of somebody else's class, or an integer of more digits than Python prints
         text = f"one of type {type(value).__name__}"
+    if "\n" in text and isinstance(getattr(value, "shape", None), tuple):
+        text = f"an array of shape {tuple(value.shape)}"  # type: ignore[attr-defined]
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def meant(word: object, known: Iterable[str]) -> str:
+def meant(word: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint at the name that a person may have meant."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), names, n=1) if isinstance(word, str) else []
+    close = difflib.get_close_matches(word.lower(), names, 1, cutoff) if isinstance(word, str) else []
     return f"did you mean {names[close[0]]!r}?" if close else ""
 
 
 def lookup(kind: object) -> Op:
     """The row of an operation."""
-    op = OPS.get(kind) if isinstance(kind, str) else None
+    op = ALL_OPS.get(kind) if isinstance(kind, str) else None
     if op is None:
-        raise broken("known_operation", shown(kind), hint=_nearest(kind, OPS))
+        raise broken("known_operation", shown(kind), hint=_nearest(kind, ALL_OPS))
     return op
 
 
-def values(count: int) -> str:
-    """A count of values in words."""
-    return f"{count} value" if count == 1 else f"{count} values"
+def values(count: int, one: str = "value") -> str:
+    """A count of things in words."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"
 
 
 def check_input_count(op: Op, count: int) -> None:
     """The number of inputs."""
+    if not op.required_inputs <= count <= len(op.inputs):
+        raise other_inputs(op, count)
+
+
+def other_inputs(op: Op, got: object, hint: str = "") -> SpecError:
+    """The error for inputs that are too many or too few."""
     least, most = op.required_inputs, len(op.inputs)
-    if not least <= count <= most:
-        expected = str(most) if least == most else f"{least} or {most}"
-        raise broken("input_count", "the operation", count, expected=expected, names=_inputs(op))
+    expected = values(most, "input") if least == most else f"{least} or {values(most, 'input')}"
+    return broken("input_count", "the operation", got, hint=hint, expected=expected, names=_inputs(op))
 
 
 def check_dtypes(op: Op, dtypes: Sequence[str | None], *, strict: bool = False) -> str:
@@ -99,7 +106,12 @@ def check_names(op: Op, given: Iterable[str]) -> None:
     for name in given:
         if name in known:
             continue
-        hint = EXPLAINED.get(name, "").format(inputs=_inputs(op))
+        is_input = any(name == arg.name for arg in op.inputs)
+        hint = (
+            EXPLAINED["inputs" if is_input else name].format(inputs=_inputs(op))
+            if is_input or name in EXPLAINED
+            else ""
+        )
         if RENAMED.get(name) in known:
             hint = f"did you mean {RENAMED[name]!r}?"
         raise broken("known_attribute", name, hint=hint or _nearest(name, known))
@@ -191,8 +203,9 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value
     if found not in attr.choices:
         meanings = ", ".join(f"{choice}: {text}" for choice, text in attr.choices.items() if text)
-        ours = SPELLINGS.get(value)
-        hint = f"{value!r} is {ours!r} here" if ours in attr.choices else meant(value, attr.choices) or meanings
+        ours = SPELLINGS.get(value.lower())
+        # Formats are words of three letters: two in common say little.
+        hint = f"{value!r} is {ours!r} here" if ours in attr.choices else meant(value, attr.choices, 0.7) or meanings
         raise broken("attribute_choice", attr.name, shown(value), hint=hint, expected=expected)
     if strict and found in attr.beyond:
         raise broken("strict", f"{attr.name}={value!r}")

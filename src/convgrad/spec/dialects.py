@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import SpecError
 from .check import broken, lookup, meant, shown
-from .table import OPS, Op
+from .table import ALL_OPS, OPS, Op
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ def find(kind: object) -> Meaning:
     """The operation of a documented name, new or old, with or without the version `-1` that the old ones carry."""
     if isinstance(kind, str):
         name = kind.removesuffix("-1")
-        if name in OPS:
-            return Meaning(name, OPS[name])
+        if name in ALL_OPS:
+            return Meaning(name, ALL_OPS[name])
         if name in DIALECTS:
             return Meaning(name, DIALECTS[name].row, DIALECTS[name])
-        hint = meant(kind, [*OPS, *DIALECTS])
+        hint = meant(kind, [*ALL_OPS, *DIALECTS])
         if hint:
             raise broken("known_operation", shown(kind), hint=hint)
     op = lookup(kind)

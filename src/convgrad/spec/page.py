@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from .dialects import DIALECTS, Dialect
 from .table import (
     AUTO_PADS,
+    BIAS_OPS,
     DTYPES,
     EXTENDED_DTYPES,
     EXTENSIONS,
@@ -27,6 +28,8 @@ _ROLES = {
     "y": "out[n, c, o] = Σ x[n, c', o * strides + k * dilations - pads_begin] · w[c, c', k]",
     "x": "out[n, c', i] = Σ y[n, c, o] · w[c, c', k]  over all o, k with  o * strides + k * dilations - pads_begin = i",
     "w": "out[c, c', k] = Σ x[n, c', o * strides + k * dilations - pads_begin] · y[n, c, o]",
+    "sum": "out[n, c, ...] = data[n, c, ...] + bias[c]",
+    "bias": "out[c] = Σ data[n, c, ...]  over all n and all places",
 }
 
 _SIZES = {  # (transposed, wanted) → how spatial sizes belong together
@@ -51,7 +54,8 @@ Six operations, one geometry: with `y = conv(x, w)`, each takes two of the three
 
 Lists have one value per spatial axis (one axis for 1D, two for 2D, three for 3D); a single number serves every axis.
 `span` below is `(kernel - 1) * dilations + 1`, what a kernel covers. Channels are divided into `groups` blocks, and
-block `j` of one tensor meets only block `j` of the other.
+block `j` of one tensor meets only block `j` of the other. Two more operations add [biases](#biases)
+and sum them.
 
 All operations take the [extensions](#extensions) too. The last column of an attribute says who knows it, where that is
 not oneDNN itself: *documents* (the documents have it, oneDNN's code refuses it, and so does a strict graph).
@@ -103,6 +107,30 @@ Where groups divide `in`, block `j` of the `out` axis holds the weights of group
 that `weights_shape` (or `out`) asks for.
 """
 
+_BIASES = """\
+## Biases
+
+The gradient of the bias of Convolution and ConvTranspose is that of BiasAdd, which the documents have beside the six.
+Both operations take data of any rank from 2, and of the [extensions](#extensions) `out`, `accumulate` and `out_dtype`.
+"""
+
+_LAYOUTS = """\
+## Layouts of arrays
+
+Defaults are those of the documents, channels last. A function that is told `data_format="NCX"` and not `weights_format`
+warns (`convgrad.LayoutWarning`, once for each place of call) that the weights are still read with their spatial axes
+first, and which format their shape fits, too; so it does where channels are last and only another format makes the
+kernel square. Pass `weights_format` to silence it. `apply` and graphs follow the documents without a word.
+
+Where the caller gives no `out`, the result lies in memory as the first input does: as its format says, or, where that
+input has its channels last in memory and first by its format (PyTorch's `channels_last`) or the reverse, in the same
+way. So a data gradient follows `diff_dst`, and a weight gradient follows `src`. Graphs lay results out as their logical
+tensors say.
+
+Results have no autograd history, so a PyTorch tensor that requires grad is refused while grad mode is on; so are arrays
+that are being traced, which have no values yet. As `out`, every array is refused that its owner calls immutable.
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -113,9 +141,12 @@ def page() -> str:
     parts = [
         _INTRO.format(overview=overview),
         *(_section(op) for op in OPS.values()),
+        _BIASES,
+        *(_section(op, "###") for op in BIAS_OPS.values()),
         _extensions(),
         _PADDING.format(choices=_list(AUTO_PADS), **SAME_RULES),
         _GROUPS,
+        _LAYOUTS,
         _dtypes(),
         _older(),
         _rules(),
@@ -136,9 +167,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def _section(op: Op) -> str:
+def _section(op: Op, heading: str = "##") -> str:
     """One operation."""
-    parts = [f"## {op.kind}\n", f"{op.text} `convgrad.{op.function}`\n", f"    {_formula(op)}\n"]
+    function = f"`convgrad.{op.function}`" if op.function else f'`convgrad.apply("{op.kind}", ...)`'
+    parts = [f"{heading} {op.kind}\n", f"{op.text} {function}\n", f"    {_formula(op)}\n"]
     inputs = [(str(i), a.name, a.text, "yes" if a.required else "no") for i, a in enumerate(op.inputs)]
     parts.append(_table(("input", "name", "what it is", "required"), inputs))
     parts.append(_table(("output", "name", "what it is"), [("0", op.output.name, op.output.text)]))
@@ -146,7 +178,8 @@ def _section(op: Op) -> str:
         (f"`{a.name}`", a.type, _default(a), _values(a), _ORIGINS[a.origin]) for a in op.attrs if a not in EXTENSIONS
     ]
     parts.append(_table(("attribute", "type", "default", "meaning and values", "known to"), attributes))
-    parts.append(f"Sizes on each spatial axis: `{_SIZES[op.transposed, op.wanted]}`.\n")
+    if op.wanted in ("x", "w", "y"):
+        parts.append(f"Sizes on each spatial axis: `{_SIZES[op.transposed, op.wanted]}`.\n")
     parts.extend(_notes(op))
     return "\n".join(parts)
 
@@ -160,8 +193,8 @@ def _extensions() -> str:
 
 def _formula(op: Op) -> str:
     """The sum in the words of the operation."""
-    words = {a.role: a.name for a in op.inputs if a.role in ("x", "w", "y")} | {"out": op.output.name}
-    return re.sub(r"\b(out|x|y|w)(?=\[)", lambda m: words[m[1]], _ROLES[op.wanted])
+    words = {a.role: a.name for a in op.inputs} | {"out": op.output.name}
+    return re.sub(r"\b(out|x|y|w|data)(?=\[)", lambda m: words[m[1]], _ROLES[op.wanted])
 
 
 def _notes(op: Op) -> Iterator[str]:

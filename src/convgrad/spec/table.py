@@ -58,7 +58,7 @@ class Op:
     """One operation of the family."""
 
     kind: str
-    function: str
+    function: str  # nothing where `apply` alone computes it
     text: str
     inputs: tuple[Arg, ...]
     output: Arg
@@ -277,6 +277,35 @@ OPS: dict[str, Op] = {
     )
 }
 
+_bias_attrs = (_data_format, *(attr for attr in EXTENSIONS if attr.name in ("accumulate", "out_dtype")))
+
+BIAS_OPS: dict[str, Op] = {
+    op.kind: op
+    for op in (
+        Op(
+            "BiasAdd",
+            "",
+            "Add one value per channel.",
+            (Arg("src", "data", "input data"), Arg("bias", "bias", "one value per channel")),
+            Arg("dst", "sum", "result"),
+            _bias_attrs,
+            transposed=False,
+        ),
+        Op(
+            "BiasAddBackward",
+            "bias_backward",
+            "The gradient of BiasAdd, and of the bias of Convolution and ConvTranspose.",
+            (Arg("diff_dst", "data", "gradient with respect to dst"),),
+            Arg("diff_bias", "bias", "gradient with respect to the bias"),
+            _bias_attrs,
+            transposed=False,
+        ),
+    )
+}
+"""What a layer needs beside the six; bound and computed in `bias.py`."""
+
+ALL_OPS = OPS | BIAS_OPS
+
 
 RENAMED = {
     "stride": "strides",
@@ -312,6 +341,8 @@ EXPLAINED = {
     "dim": "1D, 2D or 3D is read from the shapes of the tensors",
     "lhs_dilation": "a dilated input is what conv_transpose computes, with strides",
     "transposed": "conv_transpose and its gradients are operations of their own",
+    "output_size": "sizes follow from the shapes, strides and padding; output_padding adds to them",
+    "bias": "bias_backward computes its gradient",
     "output_mask": "each gradient is an operation of its own",
     "precision": "sums are taken in f32, in f64 for f64 data",
     **dict.fromkeys(("input", "inputs", "x", "lhs", "weight", "w", "rhs", "kernel", "filters"), _INPUTS),
@@ -320,20 +351,21 @@ EXPLAINED = {
 """Their words for what is said in another way here."""
 
 SPELLINGS = {
-    **dict.fromkeys(("NHWC", "NWC", "NDHWC", "NLC", "channels_last"), "NXC"),
-    **dict.fromkeys(("NCHW", "NCW", "NCDHW", "NCL", "channels_first"), "NCX"),
-    **dict.fromkeys(("HWIO", "WIO", "DHWIO", "LIO"), "XIO"),
-    **dict.fromkeys(("OIHW", "OIW", "OIDHW", "OIL"), "OIX"),
-    **dict.fromkeys(("HWOI", "WOI", "DHWOI", "LOI"), "XOI"),
-    **dict.fromkeys(("IOHW", "IOW", "IODHW", "IOL"), "IOX"),
+    **dict.fromkeys(("nhwc", "nwc", "ndhwc", "nlc", "channels_last"), "NXC"),
+    **dict.fromkeys(("nchw", "ncw", "ncdhw", "ncl", "channels_first"), "NCX"),
+    **dict.fromkeys(("hwio", "wio", "dhwio", "lio"), "XIO"),
+    **dict.fromkeys(("oihw", "oiw", "oidhw", "oil"), "OIX"),
+    **dict.fromkeys(("hwoi", "woi", "dhwoi", "loi"), "XOI"),
+    **dict.fromkeys(("iohw", "iow", "iodhw", "iol"), "IOX"),
     "same": "SAME_UPPER",
+    **dict.fromkeys(("notset", "explicit"), "None"),
     "float32": "f32",
     "float64": "f64",
     "float16": "f16",
     "half": "f16",
     "bfloat16": "bf16",
 }
-"""Their values of attributes that take a word."""
+"""Their values of attributes that take a word, in small letters."""
 
 
 @dataclass(frozen=True)
@@ -351,7 +383,7 @@ RULES: dict[str, Rule] = {
     for r in (
         # The operation by itself, in the order in which oneDNN checks it.
         Rule("known_operation", "invalid_graph_op", "is no operation of this family"),
-        Rule("input_count", "invalid_graph_op", "takes {expected} inputs ({names})"),
+        Rule("input_count", "invalid_graph_op", "takes {expected} ({names})"),
         Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor that speaks DLPack"),
         Rule("input_device", "invalid_arguments", "must lie in CPU memory"),
         Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none"),
@@ -369,6 +401,7 @@ RULES: dict[str, Rule] = {
         Rule("strict", "invalid_graph_op", "is refused by oneDNN and so by a strict graph"),
         # Shapes.
         Rule("data_rank", "invalid_arguments", "must have 3, 4 or 5 dimensions (1D, 2D, 3D)"),
+        Rule("bias_rank", "invalid_shape", "must have at least 2 dimensions"),
         Rule("same_rank", "invalid_shape", "must have {expected} dimensions, as {first} {shape} has"),
         Rule("axis_values", "invalid_shape", "needs {expected}, one per spatial axis of {first} {shape}"),
         Rule("groups_divide", "invalid_shape", "must divide the channels of {tensor} {shape} in {layout}", layout=True),
