@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import struct
@@ -45,7 +46,7 @@ class Session:
     @property
     def longest_silence(self):
         times = [0.0, *(at for at, _ in self.pieces), self.seconds]
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(b - a for a, b in itertools.pairwise(times))
 
     def when(self, word):
         """When a word was there for the first time."""

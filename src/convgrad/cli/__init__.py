@@ -242,21 +242,23 @@ _EXAMPLES = {
     "run": """
   convgrad run examples/layer.json
   convgrad run --mode=P examples/layer.json
-  convgrad run --dt=f32,bf16 --in-shapes=0:4x64x28x28 --case=examples/conv.json
-  convgrad run --reset --in-shapes=0:1x14x14x128 --op-attrs=0:data_format:NXC*dst_shape:1x28x28x32 --case=FILE
-  convgrad run --batch=FILE
+  convgrad run --dt=f32,bf16 --in-shapes=0:4x28x28x64 --case=examples/convolution.json
+  convgrad run --in-shapes=0:1x128x14x14 --op-attrs=0:dst_shape:1x64x28x28 \\
+    --case=examples/convolution_backward_data.json
+  convgrad run --batch=examples/graphs
 """,
     "check": """
   convgrad check ic16oc16_ih7kh3ph1
   convgrad check --dir=BWD_D,BWD_W --dt=f32,bf16 --tag=nxc mb8ic64ih56oc64oh56kh3ph1
   convgrad check --deconv g2mb256oc96oh27ic256ih27kh5ph2
-  convgrad check --batch=shapes_resnet_50 --match=res4
   convgrad check 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
+  convgrad check --batch=examples/shapes_resnet50 --match=res4
 """,
     "bench": """
   convgrad bench mb8ic64ih56oc64oh56kh3ph1
-  convgrad bench --dir=BWD_D --tag=nxc --peers=torch --batch=shapes_resnet_50
-  convgrad bench examples/layer.json --json
+  convgrad bench --dir=BWD_D --tag=nxc --peers= --budget=0.5 ic16oc16_ih7kh3ph1
+  convgrad bench --peers= --match=res4 --batch=examples/shapes_resnet50
+  convgrad bench --json examples/layer.json
 """,
     "ops": """
   convgrad ops
@@ -291,11 +293,15 @@ def _help(command: str) -> str:
     """The help of a command, from the rows of its options."""
     from . import driver, tasks
 
+    examples = _EXAMPLES[command].rstrip()
+    if "examples/" in examples:
+        examples += "\n\nThe folder examples/ is in convgrad's repository: run these lines at its root."
+
     parser = argparse.ArgumentParser(
         f"convgrad {command}",
         usage=f"convgrad {command} [OPTIONS] {'[NAME]' if command == 'ops' else 'WHAT ...'}",
         description=f"{_ABOUT[command][0].upper()}{_ABOUT[command][1:]}.",
-        epilog=f"examples:{_EXAMPLES[command].rstrip()}",
+        epilog=f"examples:{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables")
@@ -312,7 +318,9 @@ def _help(command: str) -> str:
     if command == "check":
         parser.add_argument("--engine", help="cpu, or reference (NumPy)", metavar="NAME")
     if command == "bench":
-        parser.add_argument("--peers", help="other libraries: torch, onednn (all that are installed)", metavar="NAMES")
+        parser.add_argument(
+            "--peers", help="other libraries: torch, onednn (all that are installed), or none", metavar="NAMES"
+        )
         parser.add_argument("--budget", help="seconds for one problem (2)", metavar="SECONDS")
     if command in ("run", "check", "bench"):
         parser.add_argument("-v1", action="store_true", help="show every case")

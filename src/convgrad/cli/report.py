@@ -130,6 +130,8 @@ class Report:
         if self.outcomes and all(o.state == State.not_ours for o in self.outcomes):
             print("convgrad: nothing here is of this family; `convgrad ops` lists what is", file=sys.stderr)
             return 2
+        if not self.outcomes:  # No problem has a name that --match finds.
+            return 2
         return 0 if all(o.state in GOOD for o in self.outcomes) else 1
 
     def _take(self, outcome: Outcome) -> None:
