@@ -219,11 +219,27 @@ def test_batches(tmp_path, capsys):
         (["examples/layer.json"], "graph files are for `convgrad run`"),
         ([str(ROOT)], f"a file of them is --batch={ROOT}"),
         ([f"--batch={ROOT}"], "Is a directory"),
+        (["--batch=examples/layer.json"], "a graph file is no list of words"),
     ],
 )
 def test_wrong_words(words, message, capsys):
     assert main(["check", *words]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_commands_that_are_none(capsys):
+    for word, message in (("chek", "did you mean 'check'"), ("fly", "run, check, bench"), ("--foo", "'--foo' is no")):
+        assert main([word]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_a_search_that_finds_nothing(capsys):
+    assert main(["check", "--match=zzz", "ic1oc1_ih1kh1"]) == 2
+    assert "nothing to do" in capsys.readouterr().out
 
 
 def test_sizes_that_only_uneven_padding_comes_to_are_told(capsys):

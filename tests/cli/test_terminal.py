@@ -175,3 +175,43 @@ def test_columns_of_a_narrow_screen():
         "name   x",
         "long…  123",
     ]
+
+
+DEMO = ["examples/layers.py", "--layers=depthwise|wavenet", "--dtype", "f32"]
+
+
+def test_the_demo(tmp_path):
+    found = on_terminal(*DEMO, "--threads=1", cache=tmp_path)
+    assert found.code == 0, found.text
+    assert found.longest_silence < 2
+    assert "verifying ..." in found.text
+    assert max(map(len, found.lines)) <= 80
+    piped = subprocess.run(
+        [sys.executable, *DEMO, "--threads=1"], capture_output=True, text=True, cwd=ROOT, timeout=100
+    )
+    assert (piped.returncode, piped.stderr) == (0, "")
+    for text in ("\n".join(found.lines), piped.stdout):
+        assert "gradients of 2 layers, 1 threads" in text
+        assert len(re.findall(r"^ {25}f32  +[\d.]+ +yes +[\d.]+ +yes$", text, re.M)) == 2
+        assert "4 of 4 gradients verified" in text
+    assert not {"\r", "\x1b"} & {*piped.stdout}
+    assert "verifying" not in piped.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--help"], 0, "--layers REGEX"),
+        (["--fast"], 2, "unrecognized arguments: --fast"),
+        (["more"], 2, "unrecognized arguments: more"),
+        (["--layers=AlexNet"], 2, "finds none of ResNet-50, first"),
+        (["--layers=("], 2, "no regular expression"),
+        (["--threads=0"], 2, "from 1 to 1024, got 0"),
+        (["--dtype=f8"], 2, "invalid choice: 'f8'"),
+    ],
+)
+def test_words_of_the_demo(words, code, message):
+    found = subprocess.run([sys.executable, DEMO[0], *words], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert found.returncode == code
+    assert message in found.stdout + found.stderr
+    assert "data gradient" not in found.stdout

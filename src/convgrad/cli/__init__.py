@@ -31,11 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"convgrad: {MISSING}", file=sys.stderr)
         return 2
     from ..errors import ConvgradError
+    from ..spec.check import meant
     from .driver import UsageError
 
-    parser = _parser()
-    if not words or words[0] not in COMMANDS:
-        parser.parse_args(words or ["--help"])
+    if not words or words[0] in ("-h", "--help", "--version"):
+        _parser().parse_args(words or ["--help"])
+    if words[0] not in COMMANDS:
+        hint = meant(words[0], COMMANDS) or f"there are {', '.join(COMMANDS)}"
+        print(f"convgrad: {words[0]!r} is no command; {hint}; see `convgrad --help`", file=sys.stderr)
         return 2
     command, rest = words[0], words[1:]
     try:
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return COMMANDS[command](rest)
     except UsageError as error:
-        print(f"convgrad {command}: {error}\nSee `convgrad {command} --help`.", file=sys.stderr)
+        print(f"convgrad {command}: {error}; see `convgrad {command} --help`", file=sys.stderr)
         return 2
     except ConvgradError as error:
         print(f"convgrad {command}: {error}", file=sys.stderr)

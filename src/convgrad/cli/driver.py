@@ -259,7 +259,7 @@ class _Reader:
         elif name == "mode":
             wrong = set(value.upper()) - set(MODES)
             if wrong or not value:
-                raise ValueError(f"{''.join(sorted(wrong))!r} is no mode")
+                raise ValueError(f"{''.join(sorted(wrong))!r} is no mode; there are {', '.join(MODES)}")
             self.settings = replace(settings, mode=value.upper())
         elif name == "engine":
             if value.partition(":")[0] != "cpu":
@@ -310,6 +310,8 @@ def located(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> Path
 
 def opened(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> tuple[Path, list[str]]:
     """The path and the words of a batch file."""
+    if name.endswith(".json"):
+        raise UsageError(f"--batch={name}: a graph file is no list of words; give its name alone to `convgrad run`")
     try:
         path = located(name, folders, batches).resolve()
         text = path.read_text(encoding="utf-8")
