@@ -109,8 +109,9 @@ def test_the_first_input_names_the_library():
         (torch.zeros(2, 3, 5, dtype=torch.float8_e5m2), "input_array"),
         (torch.zeros(2, 3, 5, dtype=torch.complex64), "input_dtype"),
         (torch.zeros(2, 3, 5, dtype=torch.bool), "input_dtype"),
+        (torch.nn.UninitializedParameter(requires_grad=False), "input_array"),
     ],
-    ids=["meta", "sparse", "float8", "complex", "bool"],
+    ids=["meta", "sparse", "float8", "complex", "bool", "lazy"],
 )
 def test_other_tensors_are_refused(tensor, rule):
     with pytest.raises(SpecError) as caught:
@@ -121,9 +122,9 @@ def test_other_tensors_are_refused(tensor, rule):
 @pytest.mark.parametrize(
     ("value", "part"),
     [
-        ([1.0], "got an object of type list; make one with numpy.asarray(src, numpy.float32)"),
-        (memoryview(b"abcd"), "got an object of type memoryview; give numpy.asarray(src)"),
-        (np.ma.masked_array(np.zeros((2, 3, 5), np.float32)), "mask would be lost; give src.filled(0), or src.data"),
+        ([1.0], "got an object of type list; make one with numpy.asarray(..., numpy.float32)"),
+        (memoryview(b"abcd"), "got an object of type memoryview; make one with numpy.asarray$"),
+        (np.ma.masked_array(np.zeros((2, 3, 5), np.float32)), "mask would be lost; give its .filled(0), or its .data"),
         (True, "got an object of type bool$"),
         (torch.nn.Conv1d(3, 4, 3), "got an object of type Conv1d$"),
         (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "got a nested tensor; make a plain one"),
@@ -140,7 +141,7 @@ def test_what_to_do_with_other_objects_is_told(value, part):
 
 def test_a_masked_array_is_no_place_for_results():
     out = np.ma.masked_array(np.zeros(EXPECTED.shape, np.float32))
-    _refused("input_array", "whose mask would be lost; give out.data, which has none", *_pair(), out=out)
+    _refused("input_array", "whose mask would be lost; give its .data, which has none", *_pair(), out=out)
     assert convgrad.convolution(*_pair(), out=out.data, **CALL).any()
 
 
@@ -167,9 +168,9 @@ def test_gradients_are_not_lost_without_a_word():
     x, w = map(torch.from_numpy, _pair())
     needs = w.clone().requires_grad_()
     for value in (needs, needs * 1, torch.nn.Parameter(w)):
-        _refused("input_grad", "that requires grad; give weights.detach(), or call under torch.no_grad()", x, value)
+        _refused("input_grad", "that requires grad; give its .detach(), or call under torch.no_grad()", x, value)
     out = torch.zeros(2, 4, 5, requires_grad=True)
-    _refused("input_grad", "give out.detach()", x, w, out=out)
+    _refused("input_grad", "give its .detach()", x, w, out=out)
     with torch.no_grad():
         assert convgrad.convolution(x, needs, out=out, **CALL) is out
     assert np.array_equal(out.detach().numpy(), EXPECTED)

@@ -132,6 +132,25 @@ def test_square_kernels_of_pytorch_beside_channels_last_data():
             {},
             ["(16, 3, *, 32) in XOI", "fit data_format='NCX' with weights_format='IOX'"],
         ),
+        # Few channels: the right kernel is larger than the one that was read.
+        (
+            convgrad.convolution,
+            [_ones(1, 2, 8, 8), _ones(2, 2, 3, 3)],
+            {},
+            ["fit data_format='NCX' with weights_format='OIX'"],
+        ),
+        (
+            convgrad.convolution,
+            [_ones(2, 4, 9, 9), _ones(4, 1, 3, 3)],
+            dict(groups=4, data_format="NCX"),
+            ["fit data_format='NCX' with weights_format='OIX'"],
+        ),
+        (
+            convgrad.conv_transpose,
+            [_ones(2, 4, 9, 9), _ones(4, 2, 3, 3)],
+            dict(groups=2, data_format="NCX"),
+            ["fit data_format='NCX' with weights_format='IOX'"],
+        ),
         # Nothing is suggested where nothing fits, or only a kernel that nobody means.
         (
             convgrad.convolution,

@@ -98,6 +98,16 @@ def test_older_attribute_beside_its_newer_name():
         assert compat.conv_transpose_backprop_data(delta, weights, **{name: "XOI"}, **call).shape == (1, 2, 2)
 
 
+def test_newer_names_of_older_inputs():
+    delta, weights = np.zeros((1, 4, 2), np.float32), np.zeros((3, 2, 2), np.float32)
+    call = dict(strides=1, pads_begin=0, pads_end=0, dilations=1)
+    with pytest.raises(SpecError) as caught:
+        compat.conv_transpose_backprop_data(delta, weights=weights, **call)
+    assert str(caught.value) == (
+        "ConvTransposeBackpropData: weights is no attribute of this operation; did you mean 'filter'?"
+    )
+
+
 def test_older_errors_use_the_older_words():
     delta, weights = np.zeros((1, 4, 2), np.float32), np.zeros((3, 3, 3), np.float32)
     with pytest.raises(SpecError) as caught:
@@ -106,3 +116,8 @@ def test_older_errors_use_the_older_words():
         "ConvTransposeBackpropData: filter must be (3, *, 2) in XIO with groups=1, so that it fits output_delta "
         "(1, 4, 2) in NXC, got (3, 3, 3)"
     )
+
+
+def test_explain_takes_problems_only():
+    with pytest.raises(SpecError, match="explain takes a problem or its text, got an object of type ndarray"):
+        convgrad.explain(np.zeros(3))

@@ -1,7 +1,7 @@
 """Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them."""
 
 from . import compat
-from .cpu.threads import get_num_threads, set_num_threads
+from .cpu.threads.count import get_num_threads, set_num_threads
 from .errors import CompileError, ConvgradError, LayoutWarning, OutOfMemoryError, SpecError, UnsupportedError
 from .functional import (
     apply,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import reference
 from .cpu import kernel as kernels
-from .cpu import target, threads
-from .errors import UnsupportedError
+from .cpu import target
+from .cpu.threads.count import get_num_threads
 from .spec import Problem
+
+if TYPE_CHECKING:
+    from .cpu.plan.records import Made
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,7 +40,7 @@ def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = Non
 
 def find(problem: Problem) -> Any:
     """The CPU kernel for a problem on the threads now set, or None where the reference computes it."""
-    found = _found(problem, target.current(), threads.get_num_threads())
+    found = _found(problem, target.current(), get_num_threads())
     return None if isinstance(found, str) else found
 
 
@@ -47,28 +51,45 @@ _target: Any = os.environ.encodekey("CONVGRAD_TARGET") if hasattr(os.environ, "_
 
 def setting() -> tuple[Any, ...]:
     """What a choice of kernel depends on besides the problem."""
-    return threads.get_num_threads(), _environment.get(_target)
+    return get_num_threads(), _environment.get(_target)
 
 
 def _found(problem: Problem, machine: target.Target, team: int) -> kernels.Kernel | str:
     """A kernel, or the reason why there is none."""
-    if not all(problem.size(role) for role in ("x", "w", "y")):
-        return "nothing to sum: a tensor is empty"
-    return kernels.find(problem, machine, team)
+    return EMPTY if _empty(problem) else kernels.find(problem, machine, team)
 
 
-def explain(problem: Problem) -> list[str]:
-    """Lines that tell a person how a problem is computed here, and why that way."""
-    lines = [str(problem), f"{problem.flops / 1e6:.3f} MFLOP, {problem.bytes / 2**20:.3f} MiB in the three tensors"]
-    try:
-        from .cpu.nests import Declined
+EMPTY = "nothing to sum: a tensor is empty"
 
-        machine, team = target.current(), threads.get_num_threads()
-    except (ImportError, UnsupportedError) as error:
-        return [*lines, f"engine: reference (NumPy); cpu: {error}"]
-    if not all(problem.size(role) for role in ("x", "w", "y")):
-        return [*lines, "engine: reference (NumPy); cpu: nothing to sum, a tensor is empty"]
+
+def _empty(problem: Problem) -> bool:
+    return not all(problem.size(role) for role in ("x", "w", "y"))
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a problem is computed here: by the plan, or by the reference for a reason."""
+
+    machine: target.Target
+    threads: int  # that there are; a plan may take fewer
+    plan: Made | None
+    reason: str = ""
+    instead: str = ""  # what would have the CPU's kernels compute it
+
+    @property
+    def engine(self) -> str:
+        """Who computes."""
+        return "reference" if self.plan is None else "cpu"
+
+
+def explain(problem: Problem) -> Way:
+    """How a problem is computed on the target and threads now set."""
+    from .cpu.plan.records import Declined
+
+    machine, team = target.current(), get_num_threads()
+    if _empty(problem):
+        return Way(machine, team, None, EMPTY)
     plan = kernels.explain(problem, machine, team)
     if isinstance(plan, Declined):
-        return [*lines, f"engine: reference (NumPy); cpu: {plan.reason}"]
-    return [*lines, f"engine: cpu, target {machine.name} ({machine.cpu}), {team} threads", *str(plan).splitlines()]
+        return Way(machine, team, None, plan.reason, plan.instead)
+    return Way(machine, team, plan)

@@ -69,13 +69,21 @@ def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> 
 
 
 def explain(problem: Problem | str) -> str:
-    """How a problem is computed on this machine, and why that way, as text for a person.
+    """What a problem comes to, as text for a person: sizes, padding, work, who computes it on this machine, and how.
 
-    ::
+    A problem is written as a line: the wanted tensor (`y` forward, `x` the gradient of the data, `w` that of the
+    weights), the element type and the sizes of y = conv(x, w). `convgrad explain` prints the same, with a picture, and
+    takes descriptors and graph files, too::
 
         print(convgrad.explain("x f32 n8 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1"))
     """
-    return "\n".join(engine.explain(Problem.parse(problem) if isinstance(problem, str) else problem))
+    from .explanation import of_problem, text
+
+    if isinstance(problem, str):
+        problem = Problem.parse(problem)
+    if not isinstance(problem, Problem):
+        raise SpecError(f"explain takes a problem or its text, got an object of type {type(problem).__name__}")
+    return "\n".join(text(of_problem(problem)))
 
 
 def _compute(

@@ -31,8 +31,7 @@ def open_array(value: Any, name: str, *, copies: bool = True) -> Array:
     copied = False
     if isinstance(value, np.ndarray):
         if type(value) is not np.ndarray and _is_masked(value):
-            filled = "" if name == "out" else f"{name}.filled(0), or "
-            hint = f"give {filled}{name}.data, which has none"
+            hint = "give its .data, which has none" if name == "out" else "give its .filled(0), or its .data"
             raise broken("input_array", name, "a masked array, whose mask would be lost", hint=hint)
         array: Array = value
     elif _is_torch(value):
@@ -64,9 +63,9 @@ def _as_array(value: Any, name: str) -> str:
     if name == "out":
         return "give an array to write to, or none to get a new one"
     if isinstance(value, list):
-        return f"make one with numpy.asarray({name}, numpy.float32)"
+        return "make one with numpy.asarray(..., numpy.float32)"
     if isinstance(value, memoryview) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        return f"give numpy.asarray({name})"
+        return "make one with numpy.asarray"
     return ""
 
 
@@ -228,21 +227,23 @@ def _open_torch(tensor: Any, name: str) -> tuple[Array, bool]:
         hint = "call convgrad outside of it, on plain tensors"
         raise broken("input_traced", name, f"a {type(tensor).__name__} {traced}", hint=hint)
     if asks := _asks_for_gradients(tensor):
-        hint = f"give {name}.detach(), or call under torch.no_grad()"
+        hint = "give its .detach(), or call under torch.no_grad()"
         raise broken("input_grad", name, f"a {type(tensor).__name__} {asks}", hint=hint)
     try:
         copied = tensor.is_neg() or tensor.is_conj()
-        tensor = tensor.detach().resolve_conj().resolve_neg()
+        tensor = tensor.detach()
+        if copied:
+            tensor = tensor.resolve_conj().resolve_neg()
         array: Array
         if tensor.dtype is torch.bfloat16:
             array = tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         else:
             array = tensor.numpy()
-        if array.size and not tensor.data_ptr():
-            raise broken("input_array", name, f"a {type(tensor).__name__} whose memory was given back")
-    except (TypeError, RuntimeError):
-        # Types that NumPy has no name for, and subclasses without memory of their own.
+    except (TypeError, RuntimeError, ValueError):
+        # Types that NumPy has no name for, and subclasses without memory of their own, or not yet.
         raise broken("input_array", name, f"a {type(tensor).__name__} of {tensor.dtype}") from None
+    if array.size and not tensor.data_ptr():
+        raise broken("input_array", name, f"a {type(tensor).__name__} whose memory was given back")
     return array, copied
 
 

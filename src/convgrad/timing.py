@@ -319,7 +319,7 @@ def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
 
     "bf16" stands for the CPU's own dot products of bf16 pairs, None where it has none.
     """
-    from .cpu import jit  # LLVM is loaded when it is needed.
+    from .cpu.compile import jit  # LLVM is loaded when it is needed.
     from .errors import CompileError
 
     triple, cpu, features = jit.host()

@@ -18,6 +18,7 @@ from convgrad.spec import bind
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import layers
+import picture
 import run
 
 TINY = layers.Layer("tiny", "dense", "mb1ic3oc4ih6kh3ph1", "a test")
@@ -191,3 +192,9 @@ def test_mistakes_are_explained(arguments, message, capsys):
         run.main(arguments)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_picture_of_the_speed_shows_the_table():
+    page = (picture.DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert (picture.DOCS / "speed.svg").read_text(encoding="utf-8") == picture.draw(page)
+    assert picture.draw(page) != picture.draw(page.replace("| 61 (37) |", "| 62 (37) |"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from convgrad import timing
-from convgrad.cpu import jit
+from convgrad.cpu.compile import jit
 
 
 class Clock:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import cases  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
-from convgrad.cpu.nests import Declined, Plan  # noqa: E402
+from convgrad.cpu.plan.records import Declined, Plan  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
 from cpu.machines import MACHINES  # noqa: E402
 from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED  # noqa: E402
@@ -98,7 +98,8 @@ def one_of(machines: Sequence[str], text: str) -> str:
 LABEL = re.compile(r"^([\w.$-]+):", re.MULTILINE)
 LOCAL = re.compile(r'(%(?:[\w.$-]+|"[^"]*"))')
 GLOBAL = re.compile(r'(@(?:[\w.$-]+|"[^"]*"))')
-NUMBERED = re.compile(r"([!#]\d+)")
+METADATA = re.compile(r"(!\d+)")
+ATTRIBUTES = re.compile(r"(#\d+)")
 COMMENT = re.compile(r'^((?:[^";]|"[^"]*")*);.*$', re.MULTILINE)
 BLANK = re.compile(r"^[ \t]+|[ \t]+$|\n\s*(?=\n)", re.MULTILINE)
 DECLARED = re.compile(r"^declare [^@]*(@[\w.$-]+)", re.MULTILINE)
@@ -114,7 +115,7 @@ def normalised(text: str) -> str:
     # A block is called as it is where one jumps to it.
     text = "\n}".join(_number(LABEL.sub(r"%\1:", part), LOCAL, "%") for part in text.split("\n}"))
     text = _number(text, GLOBAL, "@", keep=DECLARED.findall(text))
-    return _number(_number(text, NUMBERED, "!"), re.compile(r"(#\d+)"), "#") if "!" in text or "#" in text else text
+    return _number(_number(text, METADATA, "!"), ATTRIBUTES, "#")
 
 
 def _number(text: str, name: re.Pattern[str], mark: str, keep: Sequence[str] = ()) -> str:
@@ -164,13 +165,16 @@ def read() -> tuple[dict[str, Subject], dict[Case, str]]:
     return subjects, lines
 
 
-def renew() -> None:
-    """Write the file anew."""
-    with FILE.open("w") as file:
-        for title, subject in (named() | drawn()).items():
-            text = str(subject.problem)
-            file.write(f"{title}\n" if title == text else f"{title} = {text}\n")
-            file.writelines(f"  {machine}: {result(subject, machine)}\n" for machine in subject.machines)
+def renew() -> int:
+    """Write the file anew, with so many cases."""
+    lines: list[str] = []
+    subjects = named() | drawn()
+    for title, subject in subjects.items():
+        text = str(subject.problem)
+        lines.append(title if title == text else f"{title} = {text}")
+        lines += [f"  {machine}: {result(subject, machine)}" for machine in subject.machines]
+    FILE.write_text("".join(f"{line}\n" for line in lines), encoding="ascii", newline="\n")
+    return len(lines) - len(subjects)
 
 
 def check(everything: bool) -> tuple[int, list[Difference]]:
@@ -198,7 +202,7 @@ def check(everything: bool) -> tuple[int, list[Difference]]:
 
 
 def differences(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """What differs between two lines, each kind once, with the first place of it."""
+    """What differs between two lines: each kind once, and the first number of threads where it does in words."""
     seen = set()
     for team, *both in zip(TEAMS, entries(before), entries(after), strict=True):
         if any(len(entry) == 1 for entry in both):
@@ -280,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(show(*given.show, given.threads))
         return 0
     if given.renew:
-        renew()
+        print(f"{FILE.name}: {renew()} cases")
         return 0
     looked_at, found = check(given.all)
     print(report(looked_at, found, given.most))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convgrad.cpu import kernel
-from convgrad.cpu.nests import Gather, Reduce
+from convgrad.cpu.plan.records import Gather, Reduce
 
 PAGE = mmap.PAGESIZE
 NONE, READ, READ_WRITE = 0, 1, 3

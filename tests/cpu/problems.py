@@ -14,8 +14,9 @@ from unittest import mock
 import numpy as np
 
 from convgrad import reference
-from convgrad.cpu import kernel, plan
-from convgrad.cpu.nests import Gather, Reduce
+from convgrad.cpu import kernel
+from convgrad.cpu.plan import registry
+from convgrad.cpu.plan.records import Gather, Reduce
 from convgrad.cpu.target import Target, named, native
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
@@ -373,7 +374,7 @@ class Memory:
 @contextmanager
 def however_small() -> Iterator[None]:
     """Plans are for as many threads as are asked for, however little there is to do."""
-    with mock.patch.object(plan, "ALONE", 0):
+    with mock.patch.object(registry, "ALONE", 0):
         yield
 
 

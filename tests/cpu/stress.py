@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import test_threads
 from test_threads import KERNELS, NAMES, check_mark, go
 
-from convgrad.cpu import jit, threads
+from convgrad.cpu.compile import jit
+from convgrad.cpu.threads import team, team_ir
 
 NUMBER = "define i64 @value() nounwind {\n  ret i64 %d\n}\n"
 
@@ -61,9 +62,9 @@ def crowd(seconds, futex):
     module = jit.load(KERNELS, *jit.host())
     kernels = {name: module.address(name) for name in NAMES}
     if futex:
-        team = threads.entry()
+        team = team.entry()
     else:
-        team, threads._reset = threads.build(threads.source(jit.host()[0], futex=False))
+        team, team._reset = team.build(team_ir.source(jit.host()[0], futex=False))
     until = time.monotonic() + seconds
     done, wrong = [0], []
 
@@ -117,7 +118,7 @@ def leave(times):
 
 LOAD = """
 import ctypes, os, sys, time
-from convgrad.cpu import cache, jit
+from convgrad.cpu.compile import cache, jit
 if "no space" in sys.argv:
     import errno
     class Full:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from convgrad.cpu import cache
+from convgrad.cpu.compile import cache
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
 
@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_nothing_behind(place):
     # A limit on the size of files stands for the disk: a write stops in the middle, as on a full one.
     text = f"""
 import resource
-from convgrad.cpu import cache
+from convgrad.cpu.compile import cache
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 cache.put({key(1)!r}, b"small")
 cache.put({key(2)!r}, b"large" * 1000)

@@ -19,7 +19,7 @@ import convgrad
 from convgrad import SpecError, functional, reference
 from convgrad.cpu import kernel, target
 from convgrad.cpu.kernel import Kernel
-from convgrad.cpu.nests import Gather
+from convgrad.cpu.plan.records import Gather
 from convgrad.spec.problem import Problem
 
 from .guard import poisoned_workspace

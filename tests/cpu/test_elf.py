@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convgrad import CompileError
-from convgrad.cpu import elf, jit, llvm
+from convgrad.cpu.compile import elf, jit, llvm
 
 HOST = jit.host()
 pytestmark = pytest.mark.skipif(

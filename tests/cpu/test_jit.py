@@ -12,7 +12,8 @@ import threading
 import pytest
 
 from convgrad import CompileError
-from convgrad.cpu import elf, jit, llvm, threads
+from convgrad.cpu.compile import elf, jit, llvm
+from convgrad.cpu.threads import team_ir
 
 HOST = jit.host()
 X86 = "x86_64-unknown-linux-gnu"
@@ -200,7 +201,7 @@ def test_accumulators_live_in_registers_on_every_target(triple, cpu, features, f
 )
 @pytest.mark.parametrize("futex", [True, False])
 def test_team_assembles_for_every_system(triple, futex):
-    text = jit.assemble(threads.source(triple, futex), triple, "", "")
+    text = jit.assemble(team_ir.source(triple, futex), triple, "", "")
     assert ("pthread_create" in text) == ("windows" not in triple)
     assert ("syscall" in text) == (futex and triple in (X86, ARM))
     assert ("pthread_cond_wait" in text) == ("windows" not in triple and "syscall" not in text)
@@ -241,7 +242,7 @@ def script(text, *args, **environment):
 
 def test_importing_loads_no_compiler():
     done = script(
-        "import sys, convgrad, convgrad.cpu.threads as t\n"
+        "import sys, convgrad, convgrad.cpu.threads.count as t\n"
         "t.set_num_threads(3); assert t.get_num_threads() == 3; print('llvmlite' in sys.modules)"
     )
     assert done.stdout == "False\n", done.stderr
@@ -252,7 +253,7 @@ def test_a_child_of_a_fork_can_compile_while_the_parent_does():
     done = script(
         """
 import ctypes, itertools, os, threading
-from convgrad.cpu import jit
+from convgrad.cpu.compile import jit
 host = jit.host()
 text = "define i64 @value() nounwind {\\n  ret i64 %d\\n}\\n"
 stop = False

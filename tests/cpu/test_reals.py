@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from convgrad import reference
-from convgrad.cpu import kernel, plan
+from convgrad.cpu import kernel
 from convgrad.cpu.kernel import Kernel
+from convgrad.cpu.plan import registry
 from convgrad.cpu.target import Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
@@ -87,7 +88,7 @@ class Tensors:
 
 def find(p: Problem, target: Target, threads: int) -> Kernel:
     """A kernel for so many threads, however small the problem."""
-    with mock.patch.object(plan, "ALONE", 0):
+    with mock.patch.object(registry, "ALONE", 0):
         found = kernel.build(p, target, threads)
     assert isinstance(found, Kernel), found
     return found

@@ -12,9 +12,10 @@ import pytest
 
 import convgrad
 from convgrad import ConvgradError
-from convgrad.cpu import jit, kernel, target
-from convgrad.cpu.nests import Gather, Plane, Reduce, Slide
-from convgrad.cpu.plan import make_plan
+from convgrad.cpu import kernel, target
+from convgrad.cpu.compile import jit
+from convgrad.cpu.plan.records import Gather, Plane, Reduce, Slide
+from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
 

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from convgrad import ConvgradError
-from convgrad.cpu import jit, threads
-from convgrad.cpu.ir import Module
+from convgrad.cpu.compile import jit
+from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.threads import count as counting
+from convgrad.cpu.threads import team as teams
+from convgrad.cpu.threads import team_ir
 
 HOST = jit.host()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or needs the team")
@@ -125,10 +128,10 @@ NAMES = ("mark", "rounds", "stay", "nest", "subnormal")
 def team(request):
     """The entry of a team, for both ways to sleep."""
     if request.param == "futex":
-        return threads.entry()
+        return teams.entry()
     if "windows" in HOST[0]:
         pytest.skip("no threads of our own on this system")
-    return threads.build(threads.source(HOST[0], futex=False))[0]
+    return teams.build(team_ir.source(HOST[0], futex=False))[0]
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +180,9 @@ def test_barriers_hold(team, kernels, count):
 
 def test_run_and_entry_are_the_same(kernels):
     buffer = words()
-    threads.run(kernels["mark"], ctypes.addressof(buffer), 2)
+    teams.run(kernels["mark"], ctypes.addressof(buffer), 2)
     check_mark(buffer, 2)
-    assert threads.entry() is threads.entry()
+    assert teams.entry() is teams.entry()
 
 
 @linux
@@ -290,18 +293,21 @@ def script(text, timeout=60):
 import ctypes, faulthandler, os, signal, sys, threading, time
 faulthandler.dump_traceback_later({timeout - 10}, exit=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start tests in the background, deaf to it
-from convgrad.cpu import jit, threads
-from convgrad.cpu.ir import Module
+from convgrad.cpu.compile import jit
+from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.threads import count as counting
+from convgrad.cpu.threads import team as teams
+from convgrad.cpu.threads import team_ir
 module = jit.load({KERNELS!r}, *jit.host())
 kernels = {{name: module.address(name) for name in {NAMES!r}}}
 def words(): return (ctypes.c_int64 * 10000)()
 def mark(count):
     buffer = words()
-    threads.run(kernels["mark"], ctypes.addressof(buffer), count)
+    teams.run(kernels["mark"], ctypes.addressof(buffer), count)
     return [value - 1000 for value in buffer[:100] if value]
 def stay(count):
     gate = words()
-    thread = threading.Thread(target=threads.run, args=(kernels["stay"], ctypes.addressof(gate), count), daemon=True)
+    thread = threading.Thread(target=teams.run, args=(kernels["stay"], ctypes.addressof(gate), count), daemon=True)
     thread.start()
     while gate[1] < count: time.sleep(0.001)
     return gate, thread
@@ -383,31 +389,31 @@ print("good")
 
 @pytest.fixture
 def unset(monkeypatch):
-    monkeypatch.setattr(threads, "_chosen", None)
+    monkeypatch.setattr(counting, "_chosen", None)
     monkeypatch.delenv("CONVGRAD_NUM_THREADS", raising=False)
 
 
 @pytest.mark.usefixtures("unset")
 def test_number_of_threads(monkeypatch):
-    assert threads.get_num_threads() == threads.available()
-    threads.set_num_threads(3)
-    assert threads.get_num_threads() == 3
-    monkeypatch.setattr(threads, "_chosen", None)
+    assert counting.get_num_threads() == counting.available()
+    counting.set_num_threads(3)
+    assert counting.get_num_threads() == 3
+    monkeypatch.setattr(counting, "_chosen", None)
     monkeypatch.setenv("CONVGRAD_NUM_THREADS", " 5 ")
-    assert threads.get_num_threads() == 5
-    threads.set_num_threads(2)
-    assert threads.get_num_threads() == 2
+    assert counting.get_num_threads() == 5
+    counting.set_num_threads(2)
+    assert counting.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize("bad", [0, -1, 1025, 2**70, 1.0, "2", None, True, [2], float("nan")])
 def test_bad_numbers_of_threads(bad):
-    threads.set_num_threads(2)
+    counting.set_num_threads(2)
     with pytest.raises(
         ConvgradError, match=r"^set_num_threads: n must be a whole number of threads from 1 to 1024, got"
     ):
-        threads.set_num_threads(bad)
-    assert threads.get_num_threads() == 2
+        counting.set_num_threads(bad)
+    assert counting.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("unset")
@@ -415,7 +421,7 @@ def test_bad_numbers_of_threads(bad):
 def test_bad_numbers_in_the_environment(monkeypatch, bad):
     monkeypatch.setenv("CONVGRAD_NUM_THREADS", bad)
     with pytest.raises(ConvgradError, match=f"^CONVGRAD_NUM_THREADS must be .*, got '?{bad}'?$"):
-        threads.get_num_threads()
+        counting.get_num_threads()
 
 
 @pytest.mark.parametrize(
@@ -463,13 +469,13 @@ def test_quotas(tmp_path, files, quotas):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    assert threads._quotas(str(tmp_path)) == quotas
-    assert threads.available(str(tmp_path)) == min([threads.available(), *quotas])
+    assert counting._quotas(str(tmp_path)) == quotas
+    assert counting.available(str(tmp_path)) == min([counting.available(), *quotas])
 
 
 @linux
 def test_affinity_counts():
-    text = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(threads.get_num_threads(), mark(2))"
+    text = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(counting.get_num_threads(), mark(2))"
     code, out, error, _ = script(text)
     assert (code, out) == (0, "1 [2, 2]\n"), error
 
@@ -482,7 +488,7 @@ mark(2)
 worker = next(int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid())
 # Parting from a CPU means to leave it, and to be allowed back.
 wrapper = "define void @leave(i32 %cpu) nounwind {\\n  call void @part(i32 %cpu)\\n  ret void\\n}\\n"
-library = jit.load(threads.source(jit.host()[0]) + wrapper, *jit.host())
+library = jit.load(team_ir.source(jit.host()[0]) + wrapper, *jit.host())
 leave = ctypes.CFUNCTYPE(None, ctypes.c_int32)(library.address("leave"))
 where = ctypes.CDLL(None).sched_getcpu
 left = 0
@@ -539,7 +545,7 @@ define void @release(i32 %thread, i32 %cpu, ptr %mask) nounwind {
 # move it anywhere.
 wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow"
 slow = wake.replace("  call void @allow", "  call void @pauses(i64 2000000)\\n  call void @allow")
-source = threads.source(jit.host()[0])
+source = team_ir.source(jit.host()[0])
 assert source.count(wake) == 1
 library = jit.load(source.replace(wake, slow) + wrappers, *jit.host())
 address, number = ctypes.c_void_p, ctypes.c_int32
@@ -593,9 +599,9 @@ def test_threads_that_slept_may_use_all_cpus_again(pauses):
 mask = os.sched_getaffinity(0)
 wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow"
 held_up = wake.replace("  call void @allow", "  call void @pauses(i64 {pauses})\\n  call void @allow")
-source = threads.source(jit.host()[0])
+source = team_ir.source(jit.host()[0])
 assert source.count(wake) == 1
-entry, _ = threads.build(source.replace(wake, held_up))
+entry, _ = teams.build(source.replace(wake, held_up))
 for count in (2, 2, 2, 3) * 5:
     time.sleep(0.02)
     buffer = words()

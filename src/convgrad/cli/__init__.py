@@ -180,48 +180,48 @@ def _meaningful(entries: Sequence[Entry]) -> None:
 
 
 def _ops(words: list[str]) -> int:
+    import shutil
+
+    from rich.console import Console
+
     from ..spec.dialects import find
     from ..spec.table import ALL_OPS
     from .ops import listing, schema, show
-    from .report import console
 
     own, names = _split(words, ["json"])
     if "json" in own:
         rows = [find(name).op for name in names] or ALL_OPS.values()
         print(json.dumps([schema(row) for row in rows], indent=2))
         return 0
-    screen = console()
+    screen = Console(highlight=False, width=min(shutil.get_terminal_size().columns, 120))
     if not names:
-        screen.print(listing())
+        listing(screen)
     for name in names:
         show(name, screen)
     return 0
 
 
 def _explain(words: list[str]) -> int:
+    import shutil
+
     from ..graph.reader import read_file
     from .driver import UsageError
-    from .explain import explain, of_graph
-    from .report import console
+    from .explain import as_json, explained, told
     from .tasks import Settings, parse
 
-    own, rest = _split(words, ["json"])
+    own, rest = _split(words, ["json", "verbose"])
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
-    entries = parse([word for word in rest if word not in files], Settings(directions=("BWD_D",)))
+    entries = parse([word for word in rest if word not in files], Settings(directions=()))
     if not entries and not files:
         raise UsageError("nothing to explain: give a descriptor, a problem line or a graph file")
-    screen = console()
-    plain = "utf" not in screen.encoding.lower()
-    width = min(screen.width, 120)
-    told = [t for file in files for t in of_graph(read_file(file).graph(), width=width, plain=plain)]
-    told += [t for entry in entries for t in explain(entry, width=width, plain=plain)]
-    for index, (facts, lines) in enumerate(told):
-        if "json" in own:
-            print(json.dumps(facts))
-            continue
-        if index:
-            print()
-        print("\n".join(lines))
+    found = explained(entries, [read_file(file).graph() for file in files])
+    if not found:
+        raise UsageError("no problem is left to explain: --match finds none")
+    width = min(shutil.get_terminal_size().columns, 120)
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    lines = as_json(found) if "json" in own else told(found, width=width, plain=plain, verbose="verbose" in own)
+    for line in lines:
+        print(line)
     return 0
 
 
@@ -238,7 +238,7 @@ _ABOUT = {
     "check": "compute problems on integers and compare the results to the bit",
     "bench": "time problems beside the machine's limits and other libraries",
     "ops": "show the operations: tensors, attributes, types",
-    "explain": "show what a problem comes to, its plan, and where the kernel lands",
+    "explain": "tell what a layer comes to: sizes, padding, cost, who computes it, and how",
 }
 
 _EXAMPLES = {
@@ -271,6 +271,7 @@ _EXAMPLES = {
     "explain": """
   convgrad explain ic16oc16_ih7kh3sh2dh1
   convgrad explain --dir=BWD_W --dt=bf16 --tag=nxc mb8ic64ih56oc64oh28kh3sh2ph1
+  convgrad explain --verbose 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
   convgrad explain examples/conv_transpose.json
 """,
 }
@@ -318,6 +319,8 @@ def _help(command: str) -> str:
         parser.add_argument("--deconv", action="store_true", help="descriptors are transposed convolutions")
         for name, text in tasks.OPTIONS.items():
             parser.add_argument(f"--{name}", help=text.replace("%", "%%"), metavar="VALUE")
+    if command == "explain":
+        parser.add_argument("-v", "--verbose", action="store_true", help="every field of the plan, too")
     if command == "check":
         parser.add_argument("--engine", help="cpu, or reference (NumPy)", metavar="NAME")
     if command == "bench":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import engine, timing
-from ..cpu.threads import get_num_threads
+from ..cpu.threads.count import get_num_threads
 from ..errors import ConvgradError, SpecError
 from ..graph import writer
 from ..spec import Problem

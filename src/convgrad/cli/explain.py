@@ -2,68 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from textwrap import wrap
 from typing import Any
 
-from .. import engine
-from ..dtypes import DTYPES
+from ..errors import SpecError
+from ..explanation import Case, computation, facts, of_problem, shapes, text, title
 from ..graph.graphs import Graph
-from ..graph.memory import in_units
 from ..spec import Problem
 from ..spec.table import Op
-from .picture import ASCII, UNICODE, picture
-from .tasks import Entry, Task, tasks
+from .picture import ASCII, UNICODE, Glyphs, picture
+from .tasks import Entry, Settings, Task, tasks
+
+ALL = Settings().directions
 
 
-def explain(entry: Entry, *, width: int, plain: bool) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Facts and lines for every problem of an entry."""
-    for task in tasks(entry):
-        yield facts(task.op, task.problem), lines(task, width, plain)
+@dataclass(frozen=True)
+class Group:
+    """Cases that are told together: the directions of a descriptor, or an operation of a graph by its name.
+
+    One without a case is an operation on a bias, which NumPy computes.
+    """
+
+    cases: tuple[Case, ...]
+    name: str = ""
+    op: Op | None = None
 
 
-def of_graph(graph: Graph, *, width: int, plain: bool) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Facts and lines for every operation of a graph."""
+def told(groups: Sequence[Group], *, width: int, plain: bool, verbose: bool) -> Iterator[str]:
+    """Lines for a person; what cases of one group share is said once."""
+    glyphs = ASCII if plain else UNICODE
+    for index, group in enumerate(groups):
+        yield from ["", ""] if index else []
+        yield from _group(group, width, glyphs, verbose)
+
+
+def as_json(groups: Sequence[Group]) -> Iterator[str]:
+    """A line of JSON for every case."""
+    for group in groups:
+        if group.op is not None:
+            yield json.dumps({"name": group.name, "operation": group.op.kind, "engine": "numpy"})
+        for case in group.cases:
+            yield json.dumps({"name": group.name, **facts(case)})
+
+
+def _group(group: Group, width: int, glyphs: Glyphs, verbose: bool) -> Iterator[str]:
+    cases = group.cases
+    if group.name:
+        yield group.name
+    if group.op is not None:
+        yield from wrap(f"{group.op.kind}: {group.op.text} NumPy computes it.", width, subsequent_indent="  ")
+        return
+    first = cases[0]
+    if len(cases) == 1:
+        yield from text(first, width, verbose=verbose)
+    else:
+        yield from title(first, width)
+        yield "With its gradients, which have the shapes of their tensors; --dir shows one."
+        yield ""
+        yield from shapes(cases, width)
+        for case in cases:
+            yield ""
+            yield from computation(case, width, verbose=verbose)
+    yield ""
+    yield from picture(first.problem, width=width, glyphs=glyphs, names=(first.names["x"], first.names["y"]))
+
+
+def of_entry(entry: Entry) -> list[Group]:
+    """The cases of a descriptor, its directions side by side, or that of a problem line."""
+    found: dict[tuple[str, str, int], list[Case]] = {}
+    for task in _tasks(entry):
+        key = (task.fields.get("dt", ""), task.fields.get("tag", ""), task.problem.n)
+        found.setdefault(key, []).append(_case(task, entry.text))
+    return [Group(tuple(cases)) for cases in found.values()]
+
+
+def _tasks(entry: Entry) -> Iterator[Task]:
+    """The tasks of an entry. If no direction was asked for, all that its element types allow."""
+    if entry.settings.directions:
+        yield from tasks(entry)
+        return
+    refused: SpecError | None = None
+    count = 0
+    for dtype in entry.settings.dtypes:
+        for direction in ALL:
+            settings = replace(entry.settings, directions=(direction,), dtypes=(dtype,))
+            try:
+                for task in tasks(replace(entry, settings=settings)):
+                    count += 1
+                    yield task
+            except SpecError as error:
+                if error.status != "invalid_data_type":
+                    raise
+                refused = error
+            if " " in entry.text.strip():
+                return
+    if not count and refused:
+        raise refused
+
+
+def _case(task: Task, text: str) -> Case:
+    if task.attributes is None:
+        return of_problem(task.problem)
+    # A descriptor tells at most the padding before each axis; what follows the first n is its name.
+    attributes = {k: v for k, v in task.attributes.items() if k != "pads_end"}
+    sizes = text.partition("n")[0]
+    half = re.search(r"o[dhw]\d", sizes) is not None and not re.search(r"p[dhw]\d", sizes)
+    return _of(task.op, task.problem, attributes, half)
+
+
+def _of(op: Op, problem: Problem, attributes: Mapping[str, Any], half: bool = False) -> Case:
+    """The case of an operation with attributes."""
+    return Case(op, problem, attributes["data_format"], attributes["weights_format"], attributes, half)
+
+
+def of_graph(graph: Graph) -> list[Group]:
+    """The operations of a graph, each by its name."""
+    found = []
     for step in graph.compile().steps:
-        if step.problem is None:
-            continue
         node = step.node
-        shapes = {arg.role: t.get_dims() for arg, t in zip(node.row.inputs, step.inputs, strict=False)}
-        shapes[node.row.wanted] = step.outputs[0].get_dims()
-        task = Task((), node.row, step.problem, dict(node.attrs), shapes)
-        yield facts(node.row, step.problem), [f"{node.name}", *lines(task, width, plain)]
+        if step.problem is None:
+            found.append(Group((), node.label, node.row))
+        else:
+            found.append(Group((_of(node.row, step.problem, node.attrs),), node.label))
+    return found
 
 
-def lines(task: Task, width: int, plain: bool) -> list[str]:
-    """A problem told to a person."""
-    problem, op = task.problem, task.op
-    names = {"x": op.arg("x").name, "w": op.arg("w").name, "y": op.arg("y").name}
-    found = [f"{op.kind}: {op.text}"]
-    for role, name in names.items():
-        shape = "x".join(map(str, task.shapes.get(role, problem.shape(role))))
-        wanted = ", the result" if role == problem.wanted else ""
-        size = problem.size(role) * DTYPES[problem.dtype_of(role)].size
-        found.append(f"  {role}  {name:<12} {problem.dtype_of(role)} {shape}, {in_units(size)}{wanted}")
-    if task.attributes:
-        shown = {k: v for k, v in task.attributes.items() if k != op.shape_source}
-        found.append("  " + " ".join(f"{k}={_value(v)}" for k, v in shown.items()))
-    found.append("")
-    found += engine.explain(problem)
-    intensity = problem.flops / max(1, problem.bytes)
-    found += [f"{intensity:.1f} FLOP per byte of the three tensors", ""]
-    return found + picture(problem, width=width, glyphs=ASCII if plain else UNICODE)
-
-
-def _value(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def facts(op: Op, problem: Problem) -> dict[str, Any]:
-    """The same for machines."""
-    return {
-        "operation": op.kind,
-        "problem": str(problem),
-        "shapes": {role: list(problem.shape(role)) for role in "xwy"},
-        "flops": problem.flops,
-        "bytes": problem.bytes,
-        "plan": engine.explain(problem),
-    }
+def explained(entries: Sequence[Entry], graphs: Sequence[Graph]) -> list[Group]:
+    """All that was asked for."""
+    return [*chain.from_iterable(map(of_graph, graphs)), *chain.from_iterable(map(of_entry, entries))]

@@ -16,8 +16,9 @@ import numpy as np
 
 from ..dtypes import DTYPES
 from ..errors import SpecError
+from ..explanation import of_problem as of_line
 from ..graph import memory
-from ..spec import OPS, Problem, bind
+from ..spec import Problem, bind
 from ..spec.check import meant
 from ..spec.descriptors import DIRECTIONS, Descriptor
 from ..spec.table import DTYPES as DOCUMENTED
@@ -214,9 +215,7 @@ def tasks(entry: Entry) -> Iterator[Task]:
 
 def of_problem(problem: Problem) -> Task:
     """A problem line. Its integers are those of the operation that it would be without a word about transposition."""
-    kinds = {"y": "Convolution", "x": "ConvolutionBackwardData", "w": "ConvolutionBackwardWeights"}
-    kind = "ConvTranspose" if problem.wanted == "x" and problem.bias_stride is not None else kinds[problem.wanted]
-    return Task((str(problem),), OPS[kind], problem, fields={"problem": str(problem)})
+    return Task((str(problem),), of_line(problem).op, problem, fields={"problem": str(problem)})
 
 
 def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) -> Task:

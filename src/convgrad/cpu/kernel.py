@@ -10,13 +10,14 @@ import numpy as np
 
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
-from . import jit, notes, threads
+from .compile import jit, recall
 from .target import LINE, Target
+from .threads.team import entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .nests import Made, Plan
+    from .plan.records import Made, Plan
 
 KEEP = 64 << 20  # bytes of workspace that are kept for later calls
 
@@ -32,7 +33,7 @@ class Kernel:
         self._bytes = workspace
         self._threads = team
         self._plan = plan
-        self._entry = threads.entry()
+        self._entry = entry()
 
     def __call__(self, x: int, w: int, y: int, bias: int) -> None:
         """Compute: every element of the wanted tensor is written."""
@@ -43,7 +44,7 @@ class Kernel:
         _give(space)
 
     @property
-    def note(self) -> notes.Note:
+    def note(self) -> recall.Note:
         """What a later process needs to know of it."""
         return self._module.key, self._bytes, self._threads
 
@@ -56,7 +57,7 @@ class Kernel:
 @lru_cache(maxsize=1024)
 def find(problem: Problem, target: Target, team: int) -> Kernel | str:
     """The kernel for a problem, or why there is none."""
-    note = notes.recall(problem, target, team)
+    note = recall.recall(problem, target, team)
     if isinstance(note, str):
         return note
     if note is not None:
@@ -65,13 +66,13 @@ def find(problem: Problem, target: Target, team: int) -> Kernel | str:
         if module is not None:
             return Kernel(module, workspace, members, partial(explain, problem, target, team))
     made = build(problem, target, team)
-    notes.keep(problem, target, team, made if isinstance(made, str) else made.note)
+    recall.keep(problem, target, team, made if isinstance(made, str) else made.note)
     return made
 
 
 def build(problem: Problem, target: Target, team: int) -> Kernel | str:
     """The kernel for a problem, planned and written anew, or why there is none."""
-    from .nests import Declined
+    from .plan.records import Declined
 
     plan = explain(problem, target, team)
     if isinstance(plan, Declined):
@@ -82,19 +83,14 @@ def build(problem: Problem, target: Target, team: int) -> Kernel | str:
 
 def write(plan: Made) -> str:
     """The IR of a plan."""
-    from . import gather, plane, reduce, slide
-    from .nests import Gather, Plane, Slide
+    from .plan import registry
 
-    if isinstance(plan, Slide):
-        return slide.write(plan)
-    if isinstance(plan, Plane):
-        return plane.write(plan)
-    return gather.write(plan) if isinstance(plan, Gather) else reduce.write(plan)
+    return registry.write(plan)
 
 
 def explain(problem: Problem, target: Target, team: int) -> Plan:
     """The plan alone."""
-    from .plan import make_plan
+    from .plan.registry import make_plan
 
     return make_plan(problem, target, team)
 

@@ -71,7 +71,7 @@ def _level(features: frozenset[str], triple: str) -> tuple[str, int, int]:
 @lru_cache(maxsize=1)
 def native() -> Target:
     """The machine this runs on."""
-    from . import jit
+    from .compile import jit
 
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)

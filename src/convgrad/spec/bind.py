@@ -135,7 +135,7 @@ class _Question(NamedTuple):
 def _fitting(ask: _Question, attributes: Mapping[str, Any]) -> list[Binding]:
     """As `layouts_that_fit`. Data and weights of one family are likelier than others.
 
-    A kernel that would be larger than it is now was hardly meant: channels are many, and kernels small.
+    A kernel that would be longer than it is now, and not square, was hardly meant: channels are many, kernels small.
     """
     formats = {name: ask.op.attr(name) for name in ("data_format", "weights_format")}
     choices = [
@@ -154,7 +154,7 @@ def _fitting(ask: _Question, attributes: Mapping[str, Any]) -> list[Binding]:
         except SpecError:
             continue
         _, _, kernel = _read(weights or other.shape, used.axes(ask.op, "w"))
-        if prod(other.problem.w) <= prod(kernel):
+        if max(other.problem.w) <= max(kernel) or len(set(other.problem.w)) == 1 < len(kernel):
             found.append(other)
     return sorted(found, key=lambda fit: (not fit.layout.agrees(ask.op), fit.layout.data != used.data))
 

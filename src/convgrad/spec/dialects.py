@@ -111,10 +111,15 @@ class Meaning:
         if self.dialect is None:
             return dict(given)
         meant_by = self.dialect.attrs
+        newer = {arg.name: old for arg, old in zip(self.op.inputs, self.inputs, strict=True) if arg.role != "shape"}
         attributes = dict(self.dialect.defaults)
         for name, value in given.items():
             if meant_by.get(name, name) in given and name in meant_by:
                 raise broken("known_attribute", name, hint=f"it means {meant_by[name]}, which is given too")
+            if name in newer:
+                error = broken("known_attribute", name, hint=f"did you mean {newer[name]!r}?")
+                error.operation = self.name  # it is in the caller's words
+                raise error
             if value is not None:
                 attributes[meant_by.get(name, name)] = value
         return attributes
@@ -125,6 +130,8 @@ class Meaning:
 
     def retell(self, error: SpecError) -> SpecError:
         """An error in the words of the caller, the operation's name in front."""
+        if error.operation:
+            return error
         return SpecError(
             self.tell(error.message),
             status=error.status,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .ir import Function, Module, Value, vector
-from .nests import Met
-from .numbers import Numbers, any_lane, fma, size_of
-from .tiles import of_group
+from ..ir.builder import Function, Module, Value, vector
+from ..ir.convert import Numbers, any_lane, fma, size_of
+from ..plan.records import Met
+from .tile import of_group
 
 
 class Mend:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .ir import Function, Value, float_text, vector
+from .builder import Function, Value, float_text, vector
 
 _STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
 _SIZES = {"float": 4, "double": 8, "i16": 2}

@@ -13,7 +13,7 @@ from struct import Struct
 from struct import error as TooShort
 from typing import Any, NamedTuple
 
-from ..errors import CompileError
+from ...errors import CompileError
 
 HEADER = Struct("<16sHHIQQQIHHHHHH")
 SECTION = Struct("<IIQQQQIIQQ")

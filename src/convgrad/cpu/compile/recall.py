@@ -11,12 +11,13 @@ import os
 from functools import lru_cache
 from hashlib import sha256
 
-from ..spec.problem import Problem
-from . import BEGUN, cache, jit
-from .target import Target
+from ...spec.problem import Problem
+from .. import BEGUN
+from ..target import Target
+from . import cache, jit
 
-PACKAGE = os.path.dirname(os.path.dirname(__file__))
-# What a plan and its code are made by, besides the files of this folder and of all folders in it.
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+# What a plan and its code are made by, besides the files of this folder and of all folders beside it.
 OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ir import Function, Value, vector
-from .numbers import any_lane, fma, shuffle, splat
+from ..ir.builder import Function, Value, vector
+from ..ir.convert import any_lane, fma, shuffle, splat
 
 
 class Tile:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .boxes import finish
-from .gather import ARGUMENTS, Layout
-from .ir import Function, Module, Value
-from .nests import Plane
-from .numbers import Numbers, fma, size_of, splat
+from ..gather.kernel import ARGUMENTS, Layout
+from ..ir.builder import Function, Module, Value
+from ..ir.convert import Numbers, fma, size_of, splat
+from ..pack.boxes import finish
+from ..plan.records import Plane
 
 
 def write(plan: Plane) -> str:

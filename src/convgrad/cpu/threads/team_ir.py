@@ -1,179 +1,21 @@
-"""The team of threads under the kernels: a fork-join of our own, in generated code.
+"""The IR of the team: how threads are started, given work, woken, made to meet at a barrier, and put to sleep.
 
-Every thread of the team runs the same function on the same arguments:
-
-    void kernel(ptr args, i64 thread, i64 threads, ptr team)
-
-The team's memory begins with the address of `void barrier(ptr team)`, then the number of threads (i64); at
-`COUNTER * (1 + i)` for i < `COUNTERS` lie counters (i64, each in a cache line of its own, 0 at the start) from which
-kernels take work with `atomicrmw add`. What follows is private to this file.
-
-The caller is thread 0. The others are created when first needed, spin for some microseconds after their work and then
-sleep. They are known to no one but this file: not Python threads, no signals, never ended. One call at a time has the
-team; another call at the same time, from another Python thread, does not wait but runs alone, with one thread. Kernels
-give the same bits for any number of threads, so nobody can tell.
+The team's memory, which kernels get, begins with the address of `void barrier(ptr team)`, then the number of threads
+(i64). At `COUNTER * (1 + i)` for i < `COUNTERS` lie counters, each an i64 in a cache line of its own, 0 at the start,
+from which kernels take work with `atomicrmw add`. What follows is private to this file.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import re
-import time
-from collections.abc import Callable
-from operator import index
 from string import Template
-from typing import Any
 
-from ..errors import SpecError
+from .count import MOST
 
-MOST = 1024
 COUNTER = 64
 COUNTERS = 14
 
-# How long an idle worker spins before it sleeps, and how long a thread spins for others at a barrier or at the end:
-# longer than a worker takes to wake up. Who sleeps there may be woken on the CPU of another thread, and wait for that.
-IDLE = 30e-6
-PATIENCE = 150e-6
 # A worker that finds itself on the CPU of its caller leaves it, but not again for so long.
 STAY = 4e-3
-
-Entry = Callable[[int, int, int], None]
-
-_chosen: int | None = None
-_entry: Entry | None = None
-_reset: Callable[[], None] | None = None
-
-
-def set_num_threads(n: int) -> None:
-    """Let every later call use up to n threads."""
-    global _chosen
-    _chosen = _count(n, "set_num_threads", "n")
-
-
-def get_num_threads() -> int:
-    """The number of threads that a call may use.
-
-    It is the last set_num_threads(), else CONVGRAD_NUM_THREADS, else the number of CPUs this process may run on, by its
-    affinity and its control group's quota.
-    """
-    global _chosen
-    if _chosen is None:
-        text = os.environ.get("CONVGRAD_NUM_THREADS", "").strip()
-        given = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
-        _chosen = _count(given, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST)
-    return _chosen
-
-
-def run(kernel: int, args: int, threads: int) -> None:
-    """Run a kernel on up to so many threads; the GIL is free meanwhile."""
-    (_entry or entry())(kernel, args, threads)
-
-
-def entry() -> Entry:
-    """The function behind `run`, for callers that count every microsecond: takes kernel, args and threads."""
-    global _entry, _reset
-    if _entry is None:
-        from . import jit
-
-        # Two threads may come here at once: they get the same module, and setting it up twice does no harm.
-        built, _reset = build(source(jit.host()[0]))
-        _entry = built
-    return _entry
-
-
-def build(text: str) -> tuple[Entry, Callable[[], None]]:
-    """The functions `entry` and `reset` of a team's IR, ready to be called."""
-    from . import jit
-
-    module = jit.load(text, *jit.host())
-    # Workers stay in this code to the end of the process.
-    module.keep()
-    word = ctypes.c_int64
-    pauses = ctypes.CFUNCTYPE(None, word)(module.address("pauses"))
-    setup = ctypes.CFUNCTYPE(None, word, word, word)(module.address("setup"))
-    # A pause takes between 5 and 50 ns, so its time is taken and not guessed.
-    pause = min(_time(pauses, 100) for _ in range(5)) / 100
-    setup(available(), *(max(20, min(round(wait / pause), 100_000)) for wait in (IDLE, PATIENCE)))
-    address = ctypes.c_void_p
-    enter = ctypes.CFUNCTYPE(None, address, address, word)(module.address("entry"))
-    return enter, ctypes.CFUNCTYPE(None)(module.address("reset"))
-
-
-def _time(function: Callable[[int], None], argument: int) -> float:
-    start = time.perf_counter()
-    function(argument)
-    return time.perf_counter() - start
-
-
-def _after_fork() -> None:
-    """Begin afresh in a child: it has no workers, and the call that had the team goes on in the parent only."""
-    if _reset is not None:
-        _reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _count(value: Any, operation: str, argument: str) -> int:
-    """A number of threads, from a caller or from the environment."""
-    try:
-        number = index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or not 1 <= number <= MOST:
-        raise SpecError(
-            f"{argument} must be a whole number of threads from 1 to {MOST}, got {value!r}",
-            argument=argument,
-            operation=operation,
-        )
-    return number
-
-
-def available(root: str = "/") -> int:
-    """The number of CPUs that this process may use: its affinity, bounded by its control group's quota."""
-    try:
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    except OSError:
-        cpus = os.cpu_count() or 1
-    return max(1, min([cpus, *_quotas(root)]))
-
-
-def _quotas(root: str) -> list[int]:
-    """The CPU limits, in whole CPUs, of this process's control groups (versions 1 and 2) and all groups above them."""
-    try:
-        lines = _text(root, "proc/self/cgroup").splitlines()
-    except (OSError, ValueError):
-        return []
-    found = []
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # The path may be the host's, which is not mounted here; the groups that can be seen from here still count.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for mount in ("",) if not controllers else ("cpu", controllers):
-            for depth in range(len(parts), -1, -1):
-                found.append(_quota(os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])))
-    return [quota for quota in found if quota is not None]
-
-
-def _quota(group: str) -> int | None:
-    """One control group's limit in whole CPUs, rounded down, since a group that is over its limit stands still."""
-    try:
-        try:
-            quota, period = _text(group, "cpu.max").split()
-        except FileNotFoundError:
-            quota, period = _text(group, "cpu.cfs_quota_us"), _text(group, "cpu.cfs_period_us")
-        return max(1, int(quota) // int(period)) if int(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None  # No such file, or "max".
-
-
-def _text(*path: str) -> str:
-    with open(os.path.join(*path), encoding="utf-8") as file:
-        return file.read()
 
 
 def source(triple: str, futex: bool = True) -> str:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import CompileError
+from ...errors import CompileError
 from . import cache, elf
 
 # Part of every key: raise it when the passes, the options or the meaning of an object file here change.

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
-from .ir import Function, Module, Value, vector
-from .nests import Packed
-from .numbers import Numbers, interleave, piece, row_order, shuffle, size_of, transpose, turn_pieces
-from .target import LINE
+from ..ir.builder import Function, Module, Value, vector
+from ..ir.convert import Numbers, interleave, piece, row_order, shuffle, size_of, transpose, turn_pieces
+from ..plan.records import Packed
+from ..target import LINE
 
 
 def zero(m: Module, n: Numbers, name: str = "zero") -> Function:

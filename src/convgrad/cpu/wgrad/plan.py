@@ -10,10 +10,25 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..nests import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
-from ..target import LINE, Target
-from .cuts import NARROWEST, busy
-from .machine import (
+from ..plan.axes import (
+    AXES,
+    Axis,
+    Shape,
+    lines,
+    longest,
+    met_by,
+    met_of,
+    offsets,
+    packed,
+    phases_of,
+    simplify,
+    spans,
+    tap_offsets,
+    walks_of,
+)
+from ..plan.cost import NARROWEST, busy
+from ..plan.records import Ahead, Packed, Plan, Reduce, entry_steps, pitch, up
+from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
@@ -31,22 +46,7 @@ from .machine import (
     streams,
     sums_tile,
 )
-from .shape import (
-    AXES,
-    Axis,
-    Shape,
-    lines,
-    longest,
-    met_by,
-    met_of,
-    offsets,
-    packed,
-    phases_of,
-    simplify,
-    spans,
-    tap_offsets,
-    walks_of,
-)
+from ..target import LINE, Target
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
 FEW_TURNED = 48  # the same where pixels are in the lanes: vectors of them lie far apart
@@ -108,7 +108,7 @@ class Planner:
         self.operands = ("x", "y", "w")
         if turned is not None:
             self.operands = ("w", "x", "y") if turned.wanted == "y" else ("w", "y", "x")
-            self.why.append("pixels in the lanes: a 1x1 convolution, and they lie together")
+            self.why.append("pixels in the lanes, because they lie together")
         self.shape = simplify(p)
         self.sum_dtype = DTYPES[p.dtype].accumulator
         self.item = self.sum_dtype.itemsize
@@ -209,12 +209,12 @@ class Planner:
         """Which side is read where it lies, and whether rows are packed as they lie."""
         self.in_place, self.lanes_in_place = (False, False) if self.share else self._lie(self.row_side, self.lanes)
         if self.in_place:
-            self.why.append(f"{self.row_side} is read in place: channels or pixels lie together, no conversion")
+            self.why.append("what is in the rows is read where it lies: channels or pixels together, no conversion")
         if self.lanes_in_place:
-            self.why.append("so is the other side, which fills whole vectors")
+            self.why.append("so is what is in the lanes: it fills whole vectors")
         self.strung = not self.share and not self.in_place and self._strings(self.row_side)
         if self.strung:
-            self.why.append(f"{self.row_side} is packed as it lies, pixels side by side")
+            self.why.append("what is in the rows is packed as it lies, pixels side by side")
 
     def _lie(self, row_side: str, lanes: int) -> tuple[bool, bool]:
         """Whether the rows and the lanes can be read where they lie, if the rows are of that side."""
@@ -482,7 +482,7 @@ class Planner:
         y_lines = lines(self.box, [a.y_step for a in axes], y_channels, self.y_channel[1], size)
         regions = (x_lines, y_lines) if self.turned is None else (y_lines,)
         self.ahead = Ahead(regions, self.lane_part * calls, prod(self.box) // (2 if self.pairs else 1))
-        self.why.append("the next box is asked for while one is summed")
+        self.why.append("the next box of pixels is fetched while one is summed")
 
     def _made(self) -> Reduce:
         p, axes = self.p, self.shape.axes

@@ -10,7 +10,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from ..errors import CompileError
+from ...errors import CompileError
 
 
 def version() -> str:

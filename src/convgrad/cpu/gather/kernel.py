@@ -6,14 +6,14 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain, product
 
-from .ahead import Fetch, slice_of
-from .ahead import tabulate as list_lines
-from .boxes import each_piece, pack, unpack, write_rows, zero
-from .ir import Function, Module, Value
-from .nests import Gather, busy_tiles, entry_steps
-from .numbers import Numbers, interleave, piece, size_of, turn_pieces
-from .target import LINE
-from .tiles import Tile, addresses, moved
+from ..emit.prefetch import Fetch, slice_of
+from ..emit.prefetch import tabulate as list_lines
+from ..emit.tile import Tile, addresses, moved
+from ..ir.builder import Function, Module, Value
+from ..ir.convert import Numbers, interleave, piece, size_of, turn_pieces
+from ..pack.boxes import each_piece, pack, unpack, write_rows, zero
+from ..plan.records import Gather, busy_tiles, entry_steps
+from ..target import LINE
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 PHASE = 14  # numbers of a phase in its table: first tap, taps, and per axis residue, start and stop

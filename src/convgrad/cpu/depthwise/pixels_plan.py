@@ -6,10 +6,10 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..nests import Plane, up
+from ..plan.axes import Axis, offsets, reach, spatial, tap_offsets
+from ..plan.records import Plane, up
+from ..plan.tuning import half
 from ..target import Target
-from .machine import half
-from .shape import Axis, offsets, reach, spatial, tap_offsets
 
 AXES = 3
 TALLEST = 9  # rows of a kernel: their weights are in registers

@@ -9,10 +9,10 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..nests import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
-from ..target import LINE, Target
-from .cuts import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
-from .machine import (
+from ..plan.axes import Axis, Shape, inside, lines, packed, phases_of, simplify, spans, tap_offsets, walks_of
+from ..plan.cost import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
+from ..plan.records import Ahead, Declined, Fold, Gather, Lines, Plan, busy_tiles, entry_steps, pitch, up
+from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
     ROOM,
@@ -30,18 +30,7 @@ from .machine import (
     tile,
     widths,
 )
-from .shape import (
-    Axis,
-    Shape,
-    inside,
-    lines,
-    packed,
-    phases_of,
-    simplify,
-    spans,
-    tap_offsets,
-    walks_of,
-)
+from ..target import LINE, Target
 
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
 WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned
@@ -80,7 +69,8 @@ class Planner:
     def plan(self) -> Plan:
         """The plan, or why there is none."""
         if prod(self._phi()) > PHASES:
-            return Declined(f"strides {self.p.stride} make more than {PHASES} phases")
+            reason = f"strides {self.p.stride} divide the results into more than {PHASES} phases"
+            return Declined(reason, f"strides whose product is at most {PHASES}")
         self._fill_lanes()
         self._cut_sums()
         self._take_input()
@@ -189,7 +179,7 @@ class Planner:
         exact = self.pairs or DTYPES[p.dtype].numpy == self.sum_dtype
         self.in_place = not self.share and dense and exact and all(inside(a, self.forward) for a in self.shape.axes)
         if self.in_place:
-            self.why.append("the input is read in place: no padding, channels innermost, no conversion")
+            self.why.append("the input is read where it lies: no padding, channels together, no conversion")
         apart = self.out_channel[1] != 1 and self.out_total > 1
         self.staged = apart or chunk < cin or self.fold is not None
         if self.share:
@@ -198,8 +188,11 @@ class Planner:
             self.out_channel = (0, self.out_channel[1] if self.share[1] > 1 else self.out_channel[0])
             self.staged = self.out_channel[1] != 1
         if self.staged and self.fold is None:
-            reason = "channels are not innermost" if self.share or chunk == cin else "sums in parts"
-            self.why.append(f"results go through a stage: {reason}")
+            whole = self.share or chunk == cin
+            reason = (
+                "their channels lie apart" if whole else "channels are summed in parts, whose weights fit in a cache"
+            )
+            self.why.append(f"results wait in a buffer: {reason}")
 
     def _cut_pixels(self) -> None:
         """Boxes of pixels, tiles in them, and borders that are kept apart."""
@@ -342,11 +335,11 @@ class Planner:
             apart = [w.out_step for w in self.walks]
             channels = min(self.out_total, part * self.block)
             regions.append(lines(self.region, apart, channels, self.out_channel[1], self.out_size))
-        self.why.append("the next box is asked for while one is computed")
+        self.why.append("the input of the next box is fetched while one is computed")
         if weights is not None:
             region, self.weights_apart = weights
             regions.append(region)
-            self.why.append("so are weights")
+            self.why.append("so are the next weights")
         self.ahead = Ahead(tuple(regions), calls, steps)
 
     def _next_weights(self, steps: int) -> tuple[Lines, int] | None:

@@ -15,10 +15,10 @@ from itertools import product
 from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
-from ..nests import pieces, up
 from ..target import Target
-from .machine import shorter
-from .shape import Axis, longest, reach, walks_of
+from .axes import Axis, longest, reach, walks_of
+from .records import pieces, up
+from .tuning import shorter
 
 LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
 QUICK, HIGHER = 4, 0.003  # a tile of more rows takes a little longer for each: results are written later

@@ -6,10 +6,10 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..nests import Slide, up
+from ..plan.axes import AXES, met_of, simplify, tap_offsets, walks_of
+from ..plan.records import Slide, up
+from ..plan.tuning import NARROW_SLIDE, fitted, half, narrow_text, streams
 from ..target import Target
-from .machine import NARROW_SLIDE, fitted, half, narrow_text, streams
-from .shape import AXES, met_of, simplify, tap_offsets, walks_of
 
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from .ir import Function, Module, Value
-from .nests import Ahead
-from .target import LINE
+from ..ir.builder import Function, Module, Value
+from ..plan.records import Ahead
+from ..target import LINE
 
 BURST = 4  # so few lines are asked for at once; more are spread over the products
 

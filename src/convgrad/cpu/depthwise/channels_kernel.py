@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from .gather import ARGUMENTS, Layout
-from .ir import Function, Module, Value
-from .mend import Mend
-from .nests import Slide, Stretch
-from .numbers import Numbers, fma, size_of
-from .target import LINE
+from ..emit.nan_repair import Mend
+from ..gather.kernel import ARGUMENTS, Layout
+from ..ir.builder import Function, Module, Value
+from ..ir.convert import Numbers, fma, size_of
+from ..plan.records import Slide, Stretch
+from ..target import LINE
 
 _PLACE = ("p:in", "p:weights", "p:out", "p:bias", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:from")
 

@@ -11,8 +11,8 @@ from itertools import pairwise, product
 from math import ceil
 
 from ...spec.problem import Ints, Problem
-from ..nests import Lines, Met, Packed, Phase, Stretch, Walk
 from ..target import LINE
+from .records import Lines, Met, Packed, Phase, Stretch, Walk
 
 AXES = 4
 FEW_LINES = 8  # of a run of more than so many, one does not matter

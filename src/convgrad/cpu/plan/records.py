@@ -18,12 +18,12 @@ those whose pixels lie together along rows: see plane.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from ..dtypes import DTYPES
-from ..spec.problem import Ints
+from ...dtypes import DTYPES
+from ...spec.problem import Ints
 
 MUCH = 1 << 16  # bytes of a tile's sums
 
@@ -167,6 +167,7 @@ def busy_tiles(walks: tuple[Walk, ...], rows: int) -> int:
 class Nest:
     """What all nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
 
+    nest: ClassVar[str]
     sum: str
     lanes: int
     rows: int
@@ -214,23 +215,6 @@ class Nest:
         """Bytes of all buffers, for all threads."""
         return self.shared + self.threads * self.own_bytes
 
-    def __str__(self) -> str:
-        """Lines for a person: what was chosen, how much memory it takes, and why."""
-        name = type(self).__name__.lower()
-        tile = f"tile {self.rows} rows x {self.vectors} vectors of {self.lanes} ({self.sum} sums)"
-        buffers = [f"{k.lstrip('.')} {v}{' per thread' if k.startswith('.') else ''}" for k, v in self.sizes.items()]
-        memory = f"{self.workspace / 2**20:.2f} MiB on {self.threads} threads (elements: {', '.join(buffers)})"
-        hidden = ("why", "taps", "meetings", "phases", "walks", "entries", "fold", "met")
-        shown = [f.name for f in fields(self) if f.name not in hidden]  # type: ignore[arg-type]
-        return "\n".join(
-            [
-                f"{name}: {tile}, {self.tasks} tasks",
-                f"workspace: {memory}",
-                *(f"- {reason}" for reason in self.why),
-                *(f"  {k} = {getattr(self, k)}" for k in shown),
-            ]
-        )
-
 
 @dataclass(frozen=True)
 class Fold:
@@ -250,6 +234,8 @@ class Fold:
 @dataclass(frozen=True)
 class Gather(Nest):
     """The plan for y or x. See the module's text for the loop nest."""
+
+    nest = "gather"
 
     wanted: str
     dtype: str
@@ -429,6 +415,8 @@ class Packing(NamedTuple):
 @dataclass(frozen=True)
 class Reduce(Nest):
     """The plan for w. See the module's text for the loop nest."""
+
+    nest = "reduce"
 
     dtype: str
     out_dtype: str
@@ -667,6 +655,8 @@ class Slide(Nest):
     `walks` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
     """
 
+    nest = "slide"
+
     wanted: str
     dtype: str
     out_dtype: str
@@ -722,6 +712,8 @@ class Plane(Nest):
     Of three axes each: an image of one channel, filled up in front.
     """
 
+    nest = "plane"
+
     wanted: str
     dtype: str
     out_dtype: str
@@ -773,12 +765,10 @@ class Plane(Nest):
 
 @dataclass(frozen=True)
 class Declined:
-    """A problem that is left to the reference, and why."""
+    """A problem that is left to the reference, why, and what would change that."""
 
     reason: str
-
-    def __str__(self) -> str:
-        return f"reference: {self.reason}"
+    instead: str
 
 
 Made = Gather | Reduce | Slide | Plane

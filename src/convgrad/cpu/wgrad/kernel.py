@@ -7,15 +7,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from math import prod
 
-from .ahead import Fetch, ask_for_run, slice_of, tabulate
-from .boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
-from .gather import ARGUMENTS, Layout
-from .ir import Function, Module, Value
-from .mend import Mend
-from .nests import Reduce
-from .numbers import Numbers, interleave, size_of
-from .target import LINE
-from .tiles import Tile
+from ..emit.nan_repair import Mend
+from ..emit.prefetch import Fetch, ask_for_run, slice_of, tabulate
+from ..emit.tile import Tile
+from ..gather.kernel import ARGUMENTS, Layout
+from ..ir.builder import Function, Module, Value
+from ..ir.convert import Numbers, interleave, size_of
+from ..pack.boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
+from ..plan.records import Reduce
+from ..target import LINE
 
 _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
 

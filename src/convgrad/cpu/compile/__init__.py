@@ -1,0 +1,1 @@
+"""From IR to machine code: LLVM, a loader, the cache on disk and what is remembered of earlier problems."""

@@ -1,0 +1,227 @@
+"""Plans told to a person: one function for each kind of nest, which reads only what it tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from math import prod
+from typing import Any
+
+from .records import Gather, Made, Plane, Reduce, Slide, up
+
+Names = Mapping[str, str]  # of the tensors, by role
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a person may want to know of a plan."""
+
+    nest: str
+    how: str  # how a result comes about: a sentence without its full stop
+    tile: str  # what is computed at a time
+    full: float  # the share of vector lanes that have something to do
+    tasks: str  # what threads take
+
+
+def tell(plan: Made, names: Names) -> Telling:
+    """A plan in words, with the names of the tensors."""
+    if isinstance(plan, Gather):
+        return _gather(plan, names)
+    if isinstance(plan, Reduce):
+        return _reduce(plan, names)
+    return _slide(plan, names) if isinstance(plan, Slide) else _plane(plan, names)
+
+
+def _gather(plan: Gather, names: Names) -> Telling:
+    forward = plan.wanted == "y"
+    result, source = (names["y"], names["x"]) if forward else (names["x"], names["y"])
+    how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
+    phases = prod(walk.phi for walk in plan.walks)
+    if phases > 1:
+        how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
+    columns = f"{plan.block} channels"
+    if plan.fold is not None:
+        columns = f"{prod(plan.fold.factors)} neighbours with {plan.fold.channels} channels each"
+    tile = f"{plan.rows} pixels x {columns}: {_sums(plan.rows * plan.vectors, plan.lanes)}"
+    if plan.short:
+        tile += f"; {plan.short} pixels at a time where fewer are left"
+    if plan.own:
+        tasks = f"{_tasks(plan)}, each a block of channels for all pixels"
+    else:
+        part = " and a part of the channels" if plan.block_groups > 1 else ""
+        tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.region)} pixels{part}"
+    return Telling(plan.nest, how, tile, plan.cout / up(plan.cout, plan.lanes), tasks)
+
+
+def _reduce(plan: Reduce, names: Names) -> Telling:
+    x, y, w = (names[role] for role in plan.operands)
+    rows, lanes = (x, y) if plan.row_side == "x" else (y, x)
+    if plan.operands == ("x", "y", "w"):
+        how = f"each weight of {w} sums its products over all pixels of {x} and {y}"
+        columns = f"{plan.block} channels of {lanes}"
+        down = f"{plan.rows} taps and channels" if plan.share else f"{plan.rows} channels"
+        tile = f"{down} of {rows} x {columns}"
+    else:
+        how = f"with a 1x1 kernel, {w} is one sum over channels for each pixel: a product of matrices"
+        tile = f"{plan.rows} channels x {plan.block} pixels of {lanes}"
+    tile += f": {_sums(plan.rows * plan.vectors, plan.lanes)}"
+    tasks = f"{_tasks(plan)}, each a part of {w}"
+    if plan.slices > 1:
+        tasks += f" over one of {plan.slices} parts of the pixels"
+    return Telling(plan.nest, how, tile, plan.clane / up(plan.clane, plan.lanes), tasks)
+
+
+def _slide(plan: Slide, names: Names) -> Telling:
+    result = names[plan.wanted]
+    how = f"each channel of {result} is computed on its own, from pixels that are read where they lie"
+    tile = f"{plan.rows} x {plan.vectors} pixels: {_sums(plan.rows * plan.vectors, plan.lanes, 'channels')}"
+    tasks = f"{_tasks(plan)}, each {'a part of the pixels' if plan.wanted == 'w' else 'a band of pixels'}"
+    return Telling(plan.nest, how, tile, plan.channels / plan.pitch, tasks)
+
+
+def _plane(plan: Plane, names: Names) -> Telling:
+    result = names[plan.wanted]
+    how = f"each channel of {result} is computed on its own, one image after another, which is copied with its padding"
+    tile = f"{plan.rows} rows x {plan.block} pixels: {_sums(plan.rows * plan.vectors, plan.lanes)}"
+    width = plan.out_sizes[2]
+    tasks = f"{_tasks(plan)}, each at most {plan.each} images of one channel"
+    return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
+
+
+def _tasks(plan: Made) -> str:
+    return f"{plan.tasks} task{'s' if plan.tasks > 1 else ''}"
+
+
+def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
+    return f"{vectors} vector{'s' if vectors > 1 else ''} of {lanes} {what} in registers"
+
+
+WORDS = {
+    "accumulate": "results are added to what is there",
+    "ahead": "memory that is asked for before it is needed",
+    "band": "positions along the third axis, in a task",
+    "bias": "elements between bias values; None: no bias",
+    "block_groups": "tasks that share a box, each with a part of the channels",
+    "box": "pixels of a box, along each axis",
+    "channels": "channels, each on its own",
+    "chunk": "channels summed in one go",
+    "cin": "channels summed over, in a group",
+    "clane": "channels in the lanes, in a group",
+    "copies": "each thread packs all weights for itself",
+    "cout": "channels computed, in a group (neighbours side by side count)",
+    "crow": "channels in the rows, in a group",
+    "dtype": "type of the inputs",
+    "each": "images of a channel, in a task",
+    "entries": "where taps lie in the packed input",
+    "fold": "neighbouring results side by side in the lanes",
+    "given": "channels summed over, without one that fills up a pair",
+    "groups": "groups that are computed one after another",
+    "half": "the machine converts f16",
+    "images": "images",
+    "in_channel": "elements between groups, and between channels, of the input",
+    "in_place": "the input (or what is in the rows) is read where it lies",
+    "in_plane": "elements between images, and between channels, of the input",
+    "in_sizes": "size of the input, along each axis",
+    "in_steps": "elements between neighbours of the input, along each axis",
+    "kernel": "size of the kernel, along each axis",
+    "lane_part": "blocks of lanes in a task",
+    "lanes": "numbers in a vector",
+    "lanes_in_place": "what is in the lanes is read where it lies",
+    "low": "coordinate of the first packed input, along each axis",
+    "meetings": "taps of each phase, and where their input is packed",
+    "met": "what each weight meets",
+    "operands": "the tensors that play x, y and w",
+    "out_channel": "elements between groups, and between channels, of the result",
+    "out_dtype": "type of the result",
+    "out_plane": "elements between images, and between channels, of the result",
+    "out_sizes": "size of the result, along each axis",
+    "out_steps": "elements between neighbours of the result, along each axis",
+    "own": "a task is a block of channels, whose weights its thread packs",
+    "packs": "how each axis of the input is packed",
+    "pairs": "products of bf16 are taken two at a time",
+    "parts_first": "all boxes get one part of the channels before another",
+    "phases": "pixels that share their taps",
+    "pitch": "elements between pixels of the packed input",
+    "row_part": "channels in the rows, in a task",
+    "row_side": "whose channels are in the rows",
+    "rows": "rows of a register tile",
+    "run": "groups in a task",
+    "share": "channels in and out of a group, if groups share a vector",
+    "short": "rows of a second tile, for what is left; 0: there is none",
+    "sizes_y": "pixels, along each axis",
+    "slices": "parts that the sum is cut into, added in order",
+    "spans": "packed input beyond the results, along each axis",
+    "staged": "results wait in a buffer before they are written",
+    "stream": "results are written past the caches",
+    "strung": "what is in the rows is packed channel by channel",
+    "sum": "type of the sums",
+    "taps": "where each kernel element lies in the weights",
+    "threads": "threads that take part",
+    "twins": "pairs are of two images",
+    "unrolled": "the sum over channels is written out, without a loop",
+    "vectors": "vectors in a row of a tile",
+    "w_step": "elements between channels of the weights",
+    "w_strides": "elements between groups, outputs and inputs of the weights",
+    "walks": "how results walk over the input, along each axis",
+    "wanted": "the tensor computed, in y = conv(x, w)",
+    "weights_apart": "bytes between parts of weights that boxes ask for",
+    "why": "reasons",
+    "woven": "input channels that lie apart are interleaved",
+    "x_channel": "elements between groups, and between channels, of x",
+    "x_join": "pixels of x between those of a pair, and between pairs",
+    "x_low": "coordinate of the first packed x, along each axis",
+    "x_packs": "how each axis of x is packed",
+    "x_pitch": "elements between pixels of the packed x",
+    "x_sigma": "coordinates of x between neighbouring y, along each axis",
+    "x_walk": "packed x between neighbouring y, along each axis",
+    "y_channel": "elements between groups, and between channels, of y",
+    "y_join": "pixels of y between those of a pair, and between pairs",
+    "y_packs": "how each axis of y is packed",
+    "y_pitch": "elements between pixels of the packed y",
+    "y_walk": "packed y between neighbours, along each axis",
+}
+"""What the fields of plans are, for a stranger."""
+
+BUFFERS = {
+    "weights": "packed weights",
+    "bias": "bias",
+    "band": "packed input",
+    "stage": "sums that wait to be written",
+    "table": "where pixels lie",
+    "lines": "memory to ask for",
+    "sums": "sums of all tasks",
+    "slab": "sums of a task",
+    "x": "packed x",
+    "y": "packed y",
+    "x_raw": "pixels of x before they are paired",
+    "y_raw": "pixels of y before they are paired",
+}
+"""What buffers hold."""
+
+
+def values(plan: Made) -> dict[str, Any]:
+    """Every field of a plan, as plain values."""
+    return asdict(plan)
+
+
+def details(plan: Made) -> list[tuple[str, str, str]]:
+    """Every field of a plan but the reasons, for a person: name, value, what it is. Tables are counted."""
+    rows = [(f.name, getattr(plan, f.name)) for f in fields(plan) if f.name != "why"]
+    told = [(name, _short(value), WORDS.get(name, "")) for name, value in rows]
+    for name, count in plan.sizes.items():
+        if count:
+            each = ", in each thread" if name.startswith(".") else ""
+            name = name.lstrip(".")
+            told.append((f"buffer {name}", f"{count * plan.item:,} bytes", f"{BUFFERS.get(name, name)}{each}"))
+    return told
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
+        count = len(value) if isinstance(value, tuple) else 0
+        return f"{count} entries" if count else "yes"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) if len(value) <= 4 else f"{len(value)} numbers"
+    return str(value)

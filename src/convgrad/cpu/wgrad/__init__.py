@@ -1,0 +1,1 @@
+"""The loop nest of weight gradients: each weight sums over all pixels."""
