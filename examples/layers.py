@@ -12,9 +12,12 @@ All values are small integers, so that every sum is exact and every check is one
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -201,35 +204,93 @@ def verify(tensors: Tensors, wanted: str, result: np.ndarray) -> str:
     return ""
 
 
-def main() -> int:
+class Line:
+    """The row of the table that is being made. On a terminal, what is being done stands after it for as long."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, text: str) -> None:
+        """Add a cell. A pipe gets it at once, without what stood after it."""
+        self.text += text
+        print(f"\r{self.text}\033[K" if TERMINAL else text, end="", flush=True)
+
+    def doing(self, what: str) -> None:
+        """Say what is being done."""
+        if TERMINAL:
+            print(f"\r{self.text}  {what} ...\033[K", end="", flush=True)
+
+
+TERMINAL = sys.stdout.isatty()
+
+
+def gradient(tensors: Tensors, wanted: str, line: Line) -> str:
+    """Compute, time and verify one gradient, and add it to the line; what is wrong with it, or nothing."""
+    line.doing("compiling")
+    result = tensors.compute(wanted)  # the first call also prepares the computation
+    line.doing("timing")
+    spent = 1e9
+    for _ in range(3):  # the quickest counts: other work may get in the way of one
+        # Into NaN: memory that an earlier call has left could hold the right values by itself.
+        result[...] = np.nan
+        begin = time.perf_counter()
+        tensors.compute(wanted, out=result)
+        spent = min(spent, 1000 * (time.perf_counter() - begin))
+    line.add(f"{spent:12.2f}")
+    line.doing("verifying")
+    failure = verify(tensors, wanted, result)
+    line.add(f"{'NO' if failure else 'yes':>10}")
+    return failure
+
+
+def options(words: Sequence[str] | None) -> tuple[list[Layer], list[str]]:
+    """The layers and types that are asked for."""
+    parser = argparse.ArgumentParser(
+        description="Compute, time and verify the gradients of real layers. Exit codes: 0 all verified, 1 not all, "
+        "2 wrong usage."
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="compute with so many threads")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=[*DTYPES], help="element types (all of them)")
+    parser.add_argument("--layers", default="", metavar="REGEX", help="only the layers that this finds, such as U-Net")
+    given = parser.parse_args(words)
+    try:
+        chosen = [layer for layer in LAYERS if re.search(given.layers, layer.name, re.IGNORECASE)]
+    except re.error as error:
+        parser.error(f"--layers {given.layers}: no regular expression: {error}")
+    if not chosen:
+        parser.error(f"--layers {given.layers}: finds none of {'; '.join(layer.name for layer in LAYERS)}")
+    if given.threads is not None:
+        try:
+            convgrad.set_num_threads(given.threads)
+        except ValueError as error:
+            parser.error(f"--threads {given.threads}: {error}")
+    return chosen, given.dtype
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Compute and verify everything, with a table."""
+    layers, dtypes = options(words)
     started = time.perf_counter()
     wrong: list[str] = []
-    print(f"convgrad {convgrad.__version__}: gradients of {len(LAYERS)} layers, {convgrad.get_num_threads()} threads\n")
+    print(f"convgrad {convgrad.__version__}: gradients of {len(layers)} layers, {convgrad.get_num_threads()} threads\n")
     print(f"{'':25}{'':6}{'data gradient':>22}{'weights gradient':>22}")
     print(f"{'layer':25}{'type':6}{'ms':>12}{'verified':>10}{'ms':>12}{'verified':>10}")
-    for layer in LAYERS:
-        print(f"{layer.name:25}{layer.gflop:5.2f} GFLOP each: {layer}")
-        for dtype in DTYPES:
-            print(f"{'':25}{dtype:6}", end="", flush=True)
+    for layer in layers:
+        print(f"{layer.name:25}{layer.gflop:5.2f} GFLOP each", f"  {layer}", sep="\n", flush=True)
+        for dtype in dtypes:
+            line = Line()
+            line.add(f"{'':25}{dtype:6}")
+            line.doing("making numbers")
             tensors = Tensors(layer, dtype)
             for wanted in ("y" if layer.transposed else "x", "w"):
-                result = tensors.compute(wanted)  # the first call also prepares the computation
-                spent = 1e9
-                for _ in range(3):  # the quickest counts: other work may get in the way of one
-                    # Into NaN: memory that an earlier call has left could hold the right values by itself.
-                    result[...] = np.nan
-                    begin = time.perf_counter()
-                    tensors.compute(wanted, out=result)
-                    spent = min(spent, 1000 * (time.perf_counter() - begin))
-                failure = verify(tensors, wanted, result)
+                failure = gradient(tensors, wanted, line)
                 if failure:
                     wrong.append(f"{layer.name}, {dtype}, {'weights' if wanted == 'w' else 'data'}: {failure}")
-                print(f"{spent:12.2f}{'NO' if failure else 'yes':>10}", end="", flush=True)
             print()
-    count = 2 * len(LAYERS) * len(DTYPES)
+    count = 2 * len(layers) * len(dtypes)
     print(f"\n{count - len(wrong)} of {count} gradients verified in {time.perf_counter() - started:.1f} s:")
-    print("elements by sums in plain Python, the whole by its adjoint identity, narrow types by one rounding.")
+    print("some elements by sums in plain Python, the whole by its adjoint identity, narrow")
+    print("types by one rounding.")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
 

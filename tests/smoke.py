@@ -52,7 +52,7 @@ def main() -> None:
         given = {"x": x.reshape(2, 2, 5, 9, 8), "w": w.reshape(2, 7, 5, 3, 3), "y": y.reshape(2, 2, 7, 5, 4)}
         for wanted, result in results.items():
             problem = Problem.parse(f"{wanted} {dtype} {LINE}")
-            assert "engine: cpu" in convgrad.explain(str(problem)), f"{problem}: NumPy computes it, not generated code"
+            assert "where   CPU" in convgrad.explain(str(problem)), f"{problem}: NumPy computes it, not generated code"
             expected = reference.compute(problem, {role: given[role] for role in problem.given})
             assert result.dtype == numpy_type
             assert result.tobytes() == expected.tobytes(), f"{problem}: other bits than the reference"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from convgrad import engine
-from convgrad.cli import bench, check, fill, main, tasks
+from convgrad.cli import bench, check, fill, main, report, tasks
 from convgrad.spec import OPS, Problem
 from convgrad.spec.table import OPS as ROWS
 
@@ -213,11 +213,51 @@ def test_batches(tmp_path, capsys):
         (["--dirs=FWD_D"], "did you mean 'dir'"),
         (["--engine=gpu", "ic1oc1_ih1kh1"], "cpu and reference"),
         (["ic1oc1_ih1kh1", "--dt"], "needs a value"),
+        (["ic1oc1_ih1kh1", "ic1"], "descriptor 'ic1': oc must be given"),
+        (["x f32 n2"], "x f32 n2"),
+        (["examples/layer.json"], "graph files are for `convgrad run`"),
+        ([str(ROOT)], f"a file of them is --batch={ROOT}"),
+        ([f"--batch={ROOT}"], "Is a directory"),
+        (["--batch=examples/layer.json"], "a graph file is no list of words"),
     ],
 )
 def test_wrong_words(words, message, capsys):
     assert main(["check", *words]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_commands_that_are_none(capsys):
+    for word, message in (("chek", "did you mean 'check'"), ("fly", "run, check, bench"), ("--foo", "'--foo' is no")):
+        assert main([word]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_a_search_that_finds_nothing(capsys):
+    assert main(["check", "--match=zzz", "ic1oc1_ih1kh1"]) == 2
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_sizes_that_only_uneven_padding_comes_to_are_told(capsys):
+    """benchdnn takes any size of the output, and pads after the axis whatever its windows need."""
+    assert main(["check", "--dir=FWD_D", "ic16oc16_ih7oh8kh3ph1", "ic16oc16_ih7kh3ph1"]) == 0
+    head, odd, even, _ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["result", "dir", "dt", "tag", "padding", "problem"]
+    assert "1 before, 2 after  ic16ih7oc16oh8kh3ph1" in odd
+    assert even.split()[-2:] == ["-", "ic16ih7oc16oh7kh3ph1"]
+    for words, padding in (
+        (["ic16oc16_ih7kh3ph1"], None),
+        (["ic16oc16_ih8kh3sh2ph1"], None),  # the last window leaves a rest, which is no choice of the descriptor
+        (["ic16oc16_ih7oh6kh3ph1"], "1 before, 0 after"),
+        (["ic16oc16_ih7oh7iw7ow8kh3kw3ph1pw1"], "1 before, 1x2 after"),
+        (["--deconv", "ic16oc16_ih7kh3ph1"], None),
+        (["--deconv", "ic16oc16_ih7oh8kh3ph1"], "1 before, 0 after"),
+    ):
+        code, (case,), _ = outcomes(capsys, "check", "--dir=BWD_D", *words)
+        assert (code, case["state"], case.get("padding")) == (0, "passed", padding)
 
 
 def test_huge_problems_are_refused(capsys):
@@ -235,7 +275,10 @@ def test_some_of_every_file_of_the_corpus(path):
     picked = small[len(small) // 3 :: max(1, len(small) // 2)][:2]
     assert picked or "3d" in path.name
     for entry, tag in zip(picked, ("ncx", "nxc"), strict=False):
-        for outcome in check.check_entry(replace(entry, settings=replace(entry.settings, tags=(tag,)))):
+        found = list(check.check_entry(replace(entry, settings=replace(entry.settings, tags=(tag,)))))
+        outcomes = [o for o in found if isinstance(o, report.Outcome)]
+        assert len(outcomes) == entry.count
+        for outcome in outcomes:
             assert str(outcome.state) in ("passed", "mistrusted"), outcome
 
 

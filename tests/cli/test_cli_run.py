@@ -375,13 +375,14 @@ def test_states_and_exit_codes(folder, capsys, monkeypatch):
     assert (code, case["state"], summary["refused"]) == (1, "refused", 1)
     assert "strides must be at least 1" in case["detail"]
     assert case["case"] == "convgrad run --op-attrs=0:strides:0x1 --case=op/f32/conv_2d.json"
-    code, (case,), _ = outcomes(capsys, "--case=op/f32/nothing.json")
+    (folder / "gone").write_text("--case=op/f32/nothing.json")
+    code, (case,), _ = outcomes(capsys, "--batch=gone")
     assert (code, case["state"]) == (1, "refused")
     assert "No such file" in case["detail"]
     code, (case,), _ = outcomes(capsys, "--expected-n-partitions=2", "--case=op/f32/conv_2d.json")
     assert (code, case["state"], case["detail"]) == (1, "failed", "1 partitions instead of 2")
     code, (case,), _ = outcomes(capsys, "--case=op/f32/add.json")
-    assert (code, case["state"], case["detail"]) == (0, "not ours", "Add")
+    assert (code, case["state"], case["detail"], case["file"]) == (2, "not ours", "Add", "op/f32/add.json")
     code, (case,), _ = outcomes(capsys, "--in-shapes=0:900000000x16x9x9", "--case=op/f32/conv_2d.json")
     assert (code, case["state"]) == (1, "refused")
     assert "of memory" in case["detail"]
@@ -389,6 +390,42 @@ def test_states_and_exit_codes(folder, capsys, monkeypatch):
         capsys, "--strict", "--op-attrs=0:output_padding:1x1", "--case=op/f32/deconv_bwd_d.json"
     )
     assert (code, case["state"]) == (1, "refused")
+
+
+def test_unknown_kinds_are_no_strangers(folder, capsys):
+    """A kind that oneDNN Graph does not have is a mistake in the file; one of its others is not ours."""
+    text = (folder / "op" / "f32" / "conv_2d.json").read_text()
+    path = folder / "typo.json"
+    path.write_text(text.replace('"Convolution"', '"Convolutoin"'))
+    code, (case,), _ = outcomes(capsys, str(path))
+    assert (code, case["state"]) == (1, "refused")
+    assert case["detail"].startswith(f"{path}: CONV_0: 'Convolutoin' is no operation of oneDNN Graph; did you mean 'C")
+    path = folder / "stranger.json"
+    path.write_text(text.replace('"Convolution"', '"MatMul"'))
+    assert main(["run", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert f"{path}  MatMul" in shown.out
+    assert "nothing here is of this family" in shown.err
+    code, cases, _ = outcomes(capsys, str(path), str(folder / "op" / "f32" / "conv_2d.json"))
+    assert (code, [c["state"] for c in cases]) == (0, ["not ours", "passed"])
+
+
+def test_files_that_cannot_be_read(folder, capsys):
+    """One line, and the exit code of wrong usage; nothing is run."""
+    good = str(folder / "op" / "f32" / "conv_2d.json")
+    for command in ("run", "bench"):
+        for name, why in (("nowhere.json", "No such file"), ("op.json", "Is a directory"), ("text.json", "no JSON")):
+            path = folder / name
+            if why == "Is a directory":
+                path.mkdir(exist_ok=True)
+            elif why == "no JSON":
+                path.write_text("hello")
+            assert main([command, good, str(path)]) == 2
+            shown = capsys.readouterr()
+            assert shown.out == ""
+            assert shown.err.startswith(f"convgrad {command}: {path}: ")
+            assert why in shown.err
+            assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("mode", ["L", "I", "R", "B", "CB"])
@@ -471,6 +508,7 @@ def test_tables_for_people(folder, capsys, monkeypatch):
     assert main(["run", "op/f32/conv_2d.json", "op/f32/add.json"]) == 0
     text = capsys.readouterr().out
     assert "Convolution f32 2x16x14x14 8x16x1x1 → 2x8x14x14" in text
+    assert "not ours    op/f32/add.json      Add\n" in text
     assert "1 passed, 1 not ours in" in text
     assert main(["run", "--dt=bf16", "op/f32/conv_2d.json", "--in-shapes=0:1x1x1x1"]) == 1
     text = capsys.readouterr().out

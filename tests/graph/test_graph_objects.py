@@ -198,8 +198,12 @@ def test_add_op_refuses_by_the_table():
         graph.add_op(Op(0, "Convolution", [lt(0, 4), lt(1, 4)], [lt(2, 4), lt(3, 4)], **UNIT))
     with refused("invalid_graph_op", "dst must be f32", "got f16"):
         graph.add_op(Op(0, "Convolution", [lt(0, 4), lt(1, 4)], [lt(2, 4, "f16")], **UNIT))
-    with refused("invalid_graph_op", "no operation of this family", "did you mean 'Convolution'"):
-        graph.add_op(Op(0, "Convolve", [lt(0, 4), lt(1, 4)], [lt(2, 4)], **UNIT))
+    for wrong, near in (("Convolve", "Convolution"), ("ReLUBackwards", "ReLUBackward"), ("convolution", "Convolution")):
+        with refused("invalid_graph_op", "no operation of oneDNN Graph", f"did you mean '{near}'"):
+            graph.add_op(Op(0, wrong, [lt(0, 4), lt(1, 4)], [lt(2, 4)], **UNIT))
+    for strange in ("ReLU", "MaxPoolBackward", "MaxPoolBackprop", "RMSNorm"):
+        with refused("invalid_graph_op", f"{strange!r} is no operation of this family"):
+            graph.add_op(Op(0, strange, [lt(0, 4)], [lt(2, 4)]))
     with refused("invalid_arguments", "must be an Op"):
         graph.add_op(None)
     assert graph.ops == ()

@@ -10,7 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .driver import Case
+    from .tasks import Entry
 
 MISSING = "the command needs rich and msgspec: pip install 'convgrad[cli]'"
 
@@ -25,11 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"convgrad: {MISSING}", file=sys.stderr)
         return 2
     from ..errors import ConvgradError
+    from ..spec.check import meant
     from .driver import UsageError
 
-    parser = _parser()
-    if not words or words[0] not in COMMANDS:
-        parser.parse_args(words or ["--help"])
+    if not words or words[0] in ("-h", "--help", "--version"):
+        _parser().parse_args(words or ["--help"])
+    if words[0] not in COMMANDS:
+        hint = meant(words[0], COMMANDS) or f"there are {', '.join(COMMANDS)}"
+        print(f"convgrad: {words[0]!r} is no command; {hint}; see `convgrad --help`", file=sys.stderr)
         return 2
     command, rest = words[0], words[1:]
     try:
@@ -38,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return COMMANDS[command](rest)
     except UsageError as error:
-        print(f"convgrad {command}: {error}\nSee `convgrad {command} --help`.", file=sys.stderr)
+        print(f"convgrad {command}: {error}; see `convgrad {command} --help`", file=sys.stderr)
         return 2
     except ConvgradError as error:
         print(f"convgrad {command}: {error}", file=sys.stderr)
@@ -73,17 +82,20 @@ def _split(words: Sequence[str], flags: Sequence[str], values: Sequence[str] = (
 def _run(words: list[str]) -> int:
     from .driver import UsageError, parse
     from .report import Report
-    from .run import run_case
+    from .run import about, columns, run_case
 
     own, rest = _split(words, ["json"])
     cases = parse(rest)
     if not cases:
         raise UsageError("no file: name one, or give --case=FILE or --batch=FILE")
-    return Report("json" in own, int(own.get("verbose", 0)), ("operation", "kind")).each(cases, run_case)
+    _readable(cases)
+    intro, outro = about(cases)
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(cases), intro, outro)
+    return report.each(cases, run_case)
 
 
 def _check(words: list[str]) -> int:
-    from .check import check_entry
+    from .check import check_entry, columns
     from .driver import UsageError
     from .report import Report
     from .tasks import Settings, parse
@@ -95,35 +107,76 @@ def _check(words: list[str]) -> int:
     entries = parse(rest, Settings())
     if not entries:
         raise UsageError("no problem: give a descriptor, such as ic16oc16_ih7kh3ph1, or --batch=FILE")
-    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag"))
+    _meaningful(entries)
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(entries))
     return report.each(entries, lambda entry: check_entry(entry, chosen))
 
 
 def _bench(words: list[str]) -> int:
     from .. import timing
-    from .bench import Bench, bench_entry, bench_graph, peers
+    from .bench import Bench, bench_entry, bench_graph, columns, peers
     from .driver import UsageError
     from .driver import parse as parse_graph
-    from .report import Report
+    from .report import Report, console
     from .tasks import Entry, Settings, parse
 
     own, rest = _split(words, ["json"], ["peers", "budget"])
-    here = peers()
-    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
-    for name in chosen:
-        if name not in here:
-            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
     try:
         budget = float(own.get("budget", "2"))
     except ValueError:
         raise UsageError(f"--budget={own['budget']}: needs a number of seconds") from None
-    bench = Bench(chosen, timing.Pace(budget=budget))
+    if not 0 < budget < 1e6:
+        raise UsageError(f"--budget={own['budget']}: needs a positive number of seconds")
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
-    entries: list[Any] = [*parse_graph(files), *parse([word for word in rest if word not in files], Settings())]
-    if not entries:
+    graphs = parse_graph(files)
+    problems = parse([word for word in rest if word not in files], Settings())
+    if not graphs and not problems:
         raise UsageError("nothing to time: give a descriptor, --batch=FILE or a graph file")
-    report = Report("json" in own, int(own.get("verbose", 0)), ("problem", "dir", "dt", "tag", "ms", "GFLOP/s"))
+    _readable(graphs)
+    _meaningful(problems)
+    screen = console(stderr=True)
+    here: Sequence[str] = ()
+    if own.get("peers") != "":
+        # PyTorch alone takes seconds to load.
+        with screen.status("loading the other libraries") if screen.is_terminal else nullcontext():
+            here = tuple(peers())
+    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
+    for name in chosen:
+        if name not in here:
+            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
+    bench = Bench(chosen, timing.Pace(budget=budget))
+    entries: list[Any] = [*graphs, *problems]
+    intro = f"Every result is compared with the right one, then timed for {budget:g} s"
+    intro += f", shared with {' and '.join(chosen)}." if chosen else "."
+    report = Report("json" in own, int(own.get("verbose", 0)), columns(entries, bench), intro)
     return report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))
+
+
+def _readable(cases: Sequence[Case]) -> None:
+    """Refuse files of the command line that cannot be read. In a batch, such a file is one case among others."""
+    from .driver import document
+
+    for case in cases:
+        if not case.listed:
+            document(case.path)
+
+
+def _meaningful(entries: Sequence[Entry]) -> None:
+    """Refuse words of the command line that are no problem. In a batch, such a word is one case among others."""
+    from ..errors import SpecError
+    from .driver import UsageError
+
+    for entry in entries:
+        if entry.where:
+            continue
+        try:
+            entry.read()
+        except SpecError as error:
+            if entry.text.endswith(".json"):
+                raise UsageError(f"{entry.text} is no problem; graph files are for `convgrad run`") from None
+            if Path(entry.text).exists():
+                raise UsageError(f"{entry.text} is no problem; a file of them is --batch={entry.text}") from None
+            raise UsageError(str(error)) from None
 
 
 def _ops(words: list[str]) -> int:
@@ -192,21 +245,23 @@ _EXAMPLES = {
     "run": """
   convgrad run examples/layer.json
   convgrad run --mode=P examples/layer.json
-  convgrad run --dt=f32,bf16 --in-shapes=0:4x64x28x28 --case=examples/conv.json
-  convgrad run --reset --in-shapes=0:1x14x14x128 --op-attrs=0:data_format:NXC*dst_shape:1x28x28x32 --case=FILE
-  convgrad run --batch=FILE
+  convgrad run --dt=f32,bf16 --in-shapes=0:4x28x28x64 --case=examples/convolution.json
+  convgrad run --in-shapes=0:1x128x14x14 --op-attrs=0:dst_shape:1x64x28x28 \\
+    --case=examples/convolution_backward_data.json
+  convgrad run --batch=examples/graphs
 """,
     "check": """
   convgrad check ic16oc16_ih7kh3ph1
   convgrad check --dir=BWD_D,BWD_W --dt=f32,bf16 --tag=nxc mb8ic64ih56oc64oh56kh3ph1
   convgrad check --deconv g2mb256oc96oh27ic256ih27kh5ph2
-  convgrad check --batch=shapes_resnet_50 --match=res4
   convgrad check 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
+  convgrad check --batch=examples/shapes_resnet50 --match=res4
 """,
     "bench": """
   convgrad bench mb8ic64ih56oc64oh56kh3ph1
-  convgrad bench --dir=BWD_D --tag=nxc --peers=torch --batch=shapes_resnet_50
-  convgrad bench examples/layer.json --json
+  convgrad bench --dir=BWD_D --tag=nxc --peers= --budget=0.5 ic16oc16_ih7kh3ph1
+  convgrad bench --peers= --match=res4 --batch=examples/shapes_resnet50
+  convgrad bench --json examples/layer.json
 """,
     "ops": """
   convgrad ops
@@ -242,11 +297,15 @@ def _help(command: str) -> str:
     """The help of a command, from the rows of its options."""
     from . import driver, tasks
 
+    examples = _EXAMPLES[command].rstrip()
+    if "examples/" in examples:
+        examples += "\n\nThe folder examples/ is in convgrad's repository: run these lines at its root."
+
     parser = argparse.ArgumentParser(
         f"convgrad {command}",
         usage=f"convgrad {command} [OPTIONS] {'[NAME]' if command == 'ops' else 'WHAT ...'}",
         description=f"{_ABOUT[command][0].upper()}{_ABOUT[command][1:]}.",
-        epilog=f"examples:{_EXAMPLES[command].rstrip()}",
+        epilog=f"examples:{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables")
@@ -265,7 +324,9 @@ def _help(command: str) -> str:
     if command == "check":
         parser.add_argument("--engine", help="cpu, or reference (NumPy)", metavar="NAME")
     if command == "bench":
-        parser.add_argument("--peers", help="other libraries: torch, onednn (all that are installed)", metavar="NAMES")
+        parser.add_argument(
+            "--peers", help="other libraries: torch, onednn (all that are installed), or none", metavar="NAMES"
+        )
         parser.add_argument("--budget", help="seconds for one problem (2)", metavar="SECONDS")
     if command in ("run", "check", "bench"):
         parser.add_argument("-v1", action="store_true", help="show every case")

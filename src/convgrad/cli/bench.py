@@ -17,9 +17,10 @@ from ..errors import ConvgradError, SpecError
 from ..graph import writer
 from ..spec import Problem
 from . import fill, run
-from .driver import Case
-from .report import Outcome, State
-from .tasks import Entry, Task, arrays, tasks
+from .driver import Case, document
+from .report import RESULT, Outcome, State, Step
+from .rows import Column, widest
+from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,17 +61,49 @@ def peers() -> dict[str, ModuleType]:
     return {name: peer for name, peer in found.items() if peer.available() is None}
 
 
-def bench_entry(entry: Entry, bench: Bench) -> Iterator[Outcome]:
+def columns(entries: Sequence[Entry | Case], bench: Bench) -> list[Column]:
+    """The columns for problems and graphs, as wide as they ask for."""
+    problems = [entry for entry in entries if isinstance(entry, Entry)]
+    nodes = [op for case in entries if isinstance(case, Case) for op in run.operations(case)]
+    times = [Column(f"{name} ms", 7, right=True) for name in bench.peers]
+    return [
+        Column(RESULT.name, RESULT.width, optional=True),
+        Column("problem", max(widest(op.name for op in nodes), widest_problem(problems)), lead=True),
+        Column("dir", max(widest(op.kind for op in nodes), of_settings(problems, "directions")), lead=bool(nodes)),
+        Column("dt", max(4, of_settings(problems, "dtypes"))),
+        Column("tag", 3),
+        Column("ms", 7, right=True),
+        Column("GFLOP/s", 7, right=True),
+        Column("of peak", 8, right=True),
+        *times,
+        Column("restless", optional=True),
+    ]
+
+
+def measured(bench: Bench) -> Iterator[Step]:
+    """Measure the machine, if that has not been done."""
+    yield Step("measuring the machine")
+    _ = bench.machine, bench.probe
+
+
+def bench_entry(entry: Entry, bench: Bench) -> Iterator[Outcome | Step]:
     """Measure every problem of an entry; a result that is wrong is not timed."""
     try:
-        for task in tasks(entry):
-            yield bench_task(task, bench)
+        yield from measured(bench)
+        for index, task in enumerate(tasks(entry)):
+            yield Step(f"{task.title}: checking", index, entry.count)
+            found = ready(task)
+            if isinstance(found, Outcome):
+                yield found
+                continue
+            yield Step(f"{task.title}: timing", index, entry.count)
+            yield bench_task(task, bench, *found)
     except ConvgradError as error:
         yield Outcome(f"convgrad bench '{entry.text}'", State.refused, f"{error} ({error.status})")
 
 
-def bench_task(task: Task, bench: Bench) -> Outcome:
-    """Check and measure one problem."""
+def ready(task: Task) -> Outcome | tuple[dict[str, Array], Array, Any]:
+    """The arrays and the kernel of a problem whose result is right, or what became of it."""
     began = perf_counter()
     line = task.line("bench")
     try:
@@ -84,31 +117,41 @@ def bench_task(task: Task, bench: Bench) -> Outcome:
         verdict = fill.check(task.op, task.problem, given, out)
         if not verdict.passed:
             return Outcome(line, State.failed, str(verdict), perf_counter() - began, task.fields)
+    return given, out, kernel
+
+
+def bench_task(task: Task, bench: Bench, given: dict[str, Array], out: Array, kernel: Any) -> Outcome:
+    """Measure one problem."""
+    began = perf_counter()
     inputs = [given[arg.role] for arg in task.op.inputs if arg.role in given]
 
     def ours() -> None:
         engine.run(task.problem, given, out, kernel)
 
     fields = side_by_side(bench, task.problem, task.op.kind, task.attributes, inputs, out, ours)
-    return Outcome(line, State.passed, "", perf_counter() - began, task.fields | fields)
+    return Outcome(task.line("bench"), State.passed, "", perf_counter() - began, task.fields | fields)
 
 
-def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome]:
+def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome | Step]:
     """Check and measure every operation of a graph."""
     began = perf_counter()
+    line = f"convgrad bench {case.name}"
     try:
-        document = run.document(case.path)
-        whole = document.replace(engine_kind="cpu").graph().compile()
+        yield from measured(bench)
+        yield Step(f"{case.name}: compiling")
+        whole = document(case.path).replace(engine_kind="cpu").graph().compile()
+        total = len(whole.steps)
         tensors = run.tensors_for(whole)
-        for step in whole.steps:
+        for index, step in enumerate(whole.steps):
+            yield Step(f"{step.node.name}: checking", index, total)
             run.execute(step, tensors)
             verdict = run.judge(step, tensors, whole)
             fields: dict[str, Any] = {"problem": step.node.name, "dir": step.node.row.kind}
             fields |= {"dt": str(step.inputs[0].dtype), "tag": str(step.node.attrs.get("data_format", "")).lower()}
-            line = f"convgrad bench {case.name}"
             if not verdict.passed:
                 yield Outcome(line, State.failed, f"{step.node.name}: {verdict}", perf_counter() - began, fields)
                 continue
+            yield Step(f"{step.node.name}: timing", index, total)
             if step.problem is None:
                 fields["ms"] = run.timed(step, tensors, bench.pace)["ms"]
                 yield Outcome(line, State.passed, "", perf_counter() - began, fields)
@@ -127,7 +170,7 @@ def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome]:
             fields |= side_by_side(bench, step.problem, kind, attributes, inputs, out, ours)
             yield Outcome(line, State.passed, "", perf_counter() - began, fields)
     except ConvgradError as error:
-        yield Outcome(f"convgrad bench {case.name}", State.refused, f"{error} ({error.status})")
+        yield Outcome(line, State.refused, f"{case.name}: {error} ({error.status})")
 
 
 def side_by_side(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -10,14 +10,29 @@ import numpy as np
 from .. import engine, reference
 from ..errors import ConvgradError
 from . import fill
-from .report import Outcome, State
-from .tasks import Entry, Task, arrays, tasks
+from .report import RESULT, ROWS, Outcome, State, Step
+from .rows import Column, widest
+from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
 
 
-def check_entry(entry: Entry, chosen: str = "cpu") -> Iterator[Outcome]:
+def columns(entries: Sequence[Entry]) -> list[Column]:
+    """The columns for problems, as wide as they ask for."""
+    odd = [text for entry in entries[:ROWS] if (text := entry.padding)]
+    return [
+        RESULT,
+        Column("dir", of_settings(entries, "directions")),
+        Column("dt", max(4, of_settings(entries, "dtypes"))),
+        Column("tag", 3),
+        *([Column("padding", widest(odd))] if odd else []),
+        Column("problem", widest_problem(entries), lead=True),
+    ]
+
+
+def check_entry(entry: Entry, chosen: str = "cpu") -> Iterator[Outcome | Step]:
     """Check every problem of an entry."""
     try:
-        for task in tasks(entry):
+        for index, task in enumerate(tasks(entry)):
+            yield Step(task.title, index, entry.count)
             yield check_task(task, chosen)
     except ConvgradError as error:
         yield Outcome(f"convgrad check '{entry.text}'", State.refused, f"{error} ({error.status})")

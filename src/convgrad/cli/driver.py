@@ -11,20 +11,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
 from ..graph.compiled import resolve
-from ..graph.kinds import DataType, FpMathMode, PropertyType
+from ..graph.kinds import DataType, FpMathMode, PropertyType, find, is_ours
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op, check
-from ..graph.reader import Document
+from ..graph.reader import Document, read_file
 from ..spec.check import meant
-from ..spec.dialects import DIALECTS, find
 from ..spec.problem import Ints, dense_strides, settle
-from ..spec.table import ALL_OPS, DTYPES, SAME_RULES
+from ..spec.table import DTYPES, SAME_RULES
 
 MODES = {
     "L": "list the cases",
@@ -97,7 +97,7 @@ class Settings:
     strict: bool = False
     same_rule: str = "gradient"
 
-    def cases(self, path: Path, name: str) -> Iterator[Case]:
+    def cases(self, path: Path, name: str, listed: bool = False) -> Iterator[Case]:
         """One case for every combination, in benchdnn's order."""
         for shapes, attrs, count, fpmath, kinds, dt, mb, properties in product(
             self.in_shapes,
@@ -123,6 +123,7 @@ class Settings:
                 self.mode,
                 self.strict,
                 self.same_rule,
+                listed,
             )
 
 
@@ -143,6 +144,7 @@ class Case:
     mode: str = "C"
     strict: bool = False
     same_rule: str = "gradient"
+    listed: bool = field(default=False, compare=False)  # in a batch file; else it was named on the command line
 
     @property
     def line(self) -> str:
@@ -257,7 +259,7 @@ class _Reader:
         elif name == "mode":
             wrong = set(value.upper()) - set(MODES)
             if wrong or not value:
-                raise ValueError(f"{''.join(sorted(wrong))!r} is no mode")
+                raise ValueError(f"{''.join(sorted(wrong))!r} is no mode; there are {', '.join(MODES)}")
             self.settings = replace(settings, mode=value.upper())
         elif name == "engine":
             if value.partition(":")[0] != "cpu":
@@ -280,7 +282,7 @@ class _Reader:
 
     def case(self, name: str) -> None:
         """Add the cases of a file. One that is not there is a case too: it will fail."""
-        self.cases.extend(self.settings.cases(self.locate(name), name))
+        self.cases.extend(self.settings.cases(self.locate(name), name, listed=bool(self.open)))
 
     def locate(self, name: str) -> Path:
         """A file by its name."""
@@ -308,6 +310,8 @@ def located(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> Path
 
 def opened(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> tuple[Path, list[str]]:
     """The path and the words of a batch file."""
+    if name.endswith(".json"):
+        raise UsageError(f"--batch={name}: a graph file is no list of words; give its name alone to `convgrad run`")
     try:
         path = located(name, folders, batches).resolve()
         text = path.read_text(encoding="utf-8")
@@ -382,9 +386,23 @@ def _map(text: str) -> Map:
 # ---- rewriting
 
 
-def is_ours(document: Document) -> bool:
-    """Whether every operation of a file is of this family."""
-    return all(op.kind.removesuffix("-1") in {*ALL_OPS, *DIALECTS} for op in document.ops)
+@lru_cache(maxsize=64)
+def document(path: Path) -> Document:
+    """A file, read once for all its cases."""
+    return read_file(path)
+
+
+def strangers(document: Document) -> list[str]:
+    """The kinds of a file's operations that are not of this family."""
+    found = set()
+    for op in document.ops:
+        try:
+            if not is_ours(op.kind):
+                found.add(op.kind)
+        except SpecError as error:
+            error.operation = f"{document.source}: {op.name}"
+            raise
+    return sorted(found)
 
 
 def rewrite(document: Document, case: Case) -> Document:

@@ -1,4 +1,4 @@
-"""What happened to each case: rows for people or lines of JSON, a progress bar, a summary and the exit code."""
+"""What happened to each case: rows as they are finished or lines of JSON, a progress bar, a summary, the exit code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
+
+from .rows import Column, Rows, shortened
 
 T = TypeVar("T")
 
 ROWS = 60
 """So many cases are shown row by row; of more, only those that did not pass."""
+
+
+BAR = 56
+"""The characters that the bar and its numbers take."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -44,6 +49,8 @@ class State(str, Enum):
 
 
 GOOD = (State.passed, State.mistrusted, State.done, State.not_ours)
+RESULT = Column("result", max(len(state) for state in GOOD))
+"""The column of the states; rows show good ones only."""
 _COLORS = {State.passed: "green", State.mistrusted: "yellow", State.done: "green", State.not_ours: "dim"}
 
 
@@ -55,101 +62,136 @@ class Outcome:
     state: State
     detail: str = ""
     seconds: float = 0.0
-    fields: dict[str, Any] = field(default_factory=dict)  # more columns, by heading
+    fields: dict[str, Any] = field(default_factory=dict)  # columns, by heading
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a case does next: its step `index` of `total`."""
+
+    text: str
+    index: int = 0
+    total: int = 1
 
 
 @dataclass
 class Report:
-    """Collects outcomes and shows them."""
+    """Shows what the work on cases comes to, as it is done.
+
+    `intro` is said before the first case, `outro` in the summary.
+    """
 
     json: bool = False
     verbose: int = 0
-    columns: Sequence[str] = ()
+    columns: Sequence[Column] = ()
+    intro: str = ""
+    outro: str = ""
     out: Console = field(default_factory=lambda: console())
     err: Console = field(default_factory=lambda: console(stderr=True))
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def each(self, cases: Sequence[T], work: Callable[[T], Iterable[Outcome]]) -> int:
+    def each(self, cases: Sequence[T], work: Callable[[T], Iterable[Outcome | Step]]) -> int:
         """Do the work of every case, and return the exit code."""
         began = perf_counter()
         interrupted = False
-        bar = Progress(
-            TextColumn("{task.completed} of {task.total}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=self.err,
-            transient=True,
-            disable=self.json or len(cases) < 2 or not sys.stderr.isatty(),
-        )
-        few = len(cases) <= ROWS
+        self._rows = Rows(self.columns, self.out.width if self.out.is_terminal else None)
+        self._few = len(cases) <= ROWS
+        if self.intro and not self.json:
+            self._say(self.intro)
+        # Where rows and the bar share a terminal, they must share the console too, which keeps them apart.
+        screen = self.out if self.out.is_terminal else self.err
+        bar = progress(screen)
         try:
             with bar:
-                task = bar.add_task("", total=len(cases))
+                task = bar.add_task("starting", total=len(cases))
+                finished, planned = 0, len(cases)  # steps; a case has one until it says otherwise
                 for case in cases:
+                    total = 1
                     try:
-                        for outcome in work(case):
-                            self._take(outcome, few)
+                        for found in work(case):
+                            if isinstance(found, Outcome):
+                                self._take(found)
+                                continue
+                            planned, total = planned + found.total - total, found.total
+                            at = finished + found.index
+                            text = shortened(found.text, max(8, screen.width - BAR))
+                            bar.update(task, completed=at, total=planned, description=text)
                     except Exception as error:  # One case's accident must not hide what the others come to.
-                        self._take(crash(case, error), few)
+                        self._take(crash(case, error))
                         if self.verbose:
                             self.err.print_exception()
-                    bar.update(task, advance=1, description=self._counts())
+                    finished += total
+                    bar.update(task, completed=finished, total=planned)
         except KeyboardInterrupt:
             interrupted = True
-        self._finish(perf_counter() - began, interrupted, len(cases), few)
+        self._finish(perf_counter() - began, interrupted, len(cases))
         if interrupted:
             return 130
+        if self.outcomes and all(o.state == State.not_ours for o in self.outcomes):
+            print("convgrad: nothing here is of this family; `convgrad ops` lists what is", file=sys.stderr)
+            return 2
+        if not self.outcomes:  # No problem has a name that --match finds.
+            return 2
         return 0 if all(o.state in GOOD for o in self.outcomes) else 1
 
-    def _take(self, outcome: Outcome, few: bool) -> None:
+    def _take(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        color = _COLORS.get(outcome.state, "bold red")
         if self.json:
             record: dict[str, Any] = {"case": outcome.line, "state": str(outcome.state), "detail": outcome.detail}
             record |= {"seconds": round(outcome.seconds, 6), **outcome.fields}
-            print(json.dumps(record), flush=True)
-        elif outcome.state not in GOOD or (self.verbose and not few):
-            self.out.print(Text(f"{outcome.state}: ", _COLORS.get(outcome.state, "bold red")) + Text(outcome.detail))
-            self.out.print(Text(f"  repeat: {outcome.line}"))
+            self._line(json.dumps(record))
+        elif outcome.state not in GOOD:
+            self._say(Text(f"{outcome.state}: ", color) + Text(outcome.detail))
+            self._line(f"  repeat: {outcome.line}")
+        elif self._few or self.verbose:
+            for line in self._rows.lines({RESULT.name: str(outcome.state), **outcome.fields}):
+                text = Text(line)
+                text.highlight_words([str(outcome.state)], color)
+                self.out.print(text, soft_wrap=True)
+
+    def _line(self, text: str) -> None:
+        """Print a line that is to be copied, or read by a program: it is not folded."""
+        self.out.print(Text(text), soft_wrap=True)
+
+    def _say(self, text: str | Text) -> None:
+        """Print a sentence, folded between words on a terminal."""
+        self.out.print(Text(text) if isinstance(text, str) else text, soft_wrap=not self.out.is_terminal)
 
     def _counts(self) -> str:
         counts = Counter(o.state for o in self.outcomes)
         return ", ".join(f"{counts[state]} {state}" for state in State if counts[state]) or "nothing to do"
 
-    def _finish(self, seconds: float, interrupted: bool, total: int, few: bool) -> None:
+    def _finish(self, seconds: float, interrupted: bool, total: int) -> None:
         counts = Counter(str(o.state) for o in self.outcomes)
         if self.json:
             summary = {"total": len(self.outcomes), "seconds": round(seconds, 3), "interrupted": interrupted}
-            print(json.dumps({"summary": summary | dict(counts)}), flush=True)
+            self._line(json.dumps({"summary": summary | dict(counts)}))
             return
-        if self.outcomes and few and any(o.fields for o in self.outcomes):
-            self.out.print(self._table())
         stopped = f"interrupted, {len(self.outcomes)} of {total} done: " if interrupted else ""
-        self.out.print(f"{stopped}{self._counts()} in {seconds:.1f} s")
+        told = any(o.state in (State.passed, State.mistrusted, State.done) for o in self.outcomes)
+        self._say(f"{stopped}{self._counts()} in {seconds:.1f} s" + (f"; {self.outro}" if self.outro and told else ""))
 
-    def _table(self) -> Table:
-        found = dict.fromkeys(name for o in self.outcomes for name in o.fields)
-        names = [*(n for n in self.columns if n in found), *(n for n in found if n not in self.columns)]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        numbers = {n for n in names if all(isinstance(o.fields.get(n, 0), (int, float)) for o in self.outcomes)}
-        for name in names:
-            table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
-        table.add_column("")
-        for o in self.outcomes:
-            cells = [_cell(o.fields.get(name)) for name in names]
-            table.add_row(*cells, Text(str(o.state), _COLORS.get(o.state, "bold red")))
-        return table
+
+def progress(screen: Console) -> Progress:
+    """A bar on a terminal, nothing elsewhere. It moves by itself, so that waiting does not look like an end."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.completed:.0f} of {task.total:.0f}"),
+        BarColumn(bar_width=12),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=screen,
+        transient=True,
+        # Often enough to look alive, and too seldom to disturb what is being timed.
+        refresh_per_second=4,
+        disable=not screen.is_terminal,
+    )
 
 
 def crash(case: object, error: Exception) -> Outcome:
     """The outcome of a case that ended in an exception that should not be."""
     line = str(getattr(case, "line", None) or getattr(case, "text", case))
     return Outcome(line, State.crashed, f"{type(error).__name__}: {error}; -v1 shows where. Please report this")
-
-
-def _cell(value: Any) -> Text:
-    if value is None:
-        return Text("-", "dim")
-    if isinstance(value, float):
-        return Text(f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}")
-    return Text(str(value))

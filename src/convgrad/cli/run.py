@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -18,79 +17,137 @@ from ..graph import memory
 from ..graph.compiled import CompiledPartition
 from ..graph.graphs import CompiledGraph, Graph
 from ..graph.logical import LogicalTensor
-from ..graph.reader import Document, read_file
+from ..graph.ops import Op
+from ..spec.table import BIAS_OPS
 from . import fill
-from .driver import Case, is_ours, rewrite
-from .report import Outcome, State
+from .driver import Case, document, rewrite, strangers
+from .report import RESULT, ROWS, Outcome, State, Step
+from .rows import Column, widest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 PACES = {"P": timing.Pace(), "F": timing.Pace(budget=0.3, blocks=2)}
+TIMED = set(PACES)
 
 
-@lru_cache(maxsize=64)
-def document(path: Path) -> Document:
-    """A file, read once for all its cases."""
-    return read_file(path)
+def columns(cases: Sequence[Case]) -> list[Column]:
+    """The columns for cases of one mode, as wide as their files ask for."""
+    name = Column("file", widest(case.name for case in cases), lead=True)
+    if not TIMED & set(cases[0].mode):
+        return [RESULT, name, Column("graph", 40)]
+    ops = [op for case in cases[:ROWS] for op in operations(case)]
+    shapes = [_shape(op.outputs[0]) for op in ops if op.outputs]
+    return [
+        RESULT,
+        name,
+        Column("dtype", 4, lead=True),
+        Column("operation", widest(op.name for op in ops)),
+        Column("kind", widest(op.kind for op in ops)),
+        Column("output", widest(shapes), optional=True),
+        Column("ms", 7, right=True),
+        Column("GFLOP/s", 7, right=True),
+        *([Column("GB/s", 5, right=True, optional=True)] if any(op.kind in BIAS_OPS for op in ops) else []),
+    ]
 
 
-def run_case(case: Case) -> Iterator[Outcome]:
+def operations(case: Case) -> tuple[Op, ...]:
+    """The operations in the file of a case; none where it cannot be read, which will be told as its outcome."""
+    with suppress(ConvgradError):
+        return document(case.path).ops
+    return ()
+
+
+def about(cases: Sequence[Case]) -> tuple[str, str]:
+    """What the mode comes to: a sentence to begin with, if it takes long, and words for the summary."""
+    mode = cases[0].mode
+    if timed := TIMED & set(mode):
+        pace = PACES["P" if "P" in timed else "F"]
+        return (
+            f"Every result is compared with the right one, then timed for {pace.budget:g} s.",
+            "each result was compared before it was timed",
+        )
+    if set(mode) & set("CBLI"):
+        return "", ""
+    return "", "results were not compared; --mode=C does"
+
+
+def run_case(case: Case) -> Iterator[Outcome | Step]:
     """Do what a case asks for: one outcome, or one per operation where they are timed."""
     began = perf_counter()
 
     def ended(state: State, detail: str = "", **fields: Any) -> Outcome:
-        return Outcome(case.line, state, detail, perf_counter() - began, fields)
+        return Outcome(case.line, state, detail, perf_counter() - began, {"file": case.name} | fields)
 
     try:
+        yield Step(f"{case.name}: reading")
         found = document(case.path)
-        if not is_ours(found):
-            kinds = sorted({op.kind for op in found.ops})
-            yield ended(State.not_ours, ", ".join(kinds[:4]) + (" and more" if len(kinds) > 4 else ""))
+        if kinds := strangers(found):
+            names = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
+            yield ended(State.not_ours, names, graph=names)
             return
         graph = rewrite(found, case).replace(engine_kind="cpu").graph(strict=case.strict, same_rule=case.same_rule)
         if "L" in case.mode:
-            yield ended(State.done, tell(graph), file=case.name, graph=tell(graph))
+            yield ended(State.done, tell(graph), graph=tell(graph))
             return
         count = len(graph.get_partitions())
         expected = case.partitions if case.partitions is not None else int(len(graph.ops) == 1)
         if expected and count != expected:
             yield ended(State.failed, f"{count} partitions instead of {expected}")
             return
+        yield Step(f"{case.name}: compiling")
         whole = graph.compile()
         if case.mode == "I":
-            yield ended(State.done, tell(graph), file=case.name, graph=tell(graph))
+            yield ended(State.done, tell(graph), graph=tell(graph))
             return
-        yield from _outcomes(case, graph, whole, ended)
+        yield from _steps(case, graph, whole, ended)
     except ConvgradError as error:
         yield ended(State.refused, f"{error} ({error.status})")
 
 
-def _outcomes(case: Case, graph: Graph, whole: CompiledGraph, ended: Callable[..., Outcome]) -> Iterator[Outcome]:
+def _steps(case: Case, graph: Graph, whole: CompiledGraph, ended: Callable[..., Outcome]) -> Iterator[Outcome | Step]:
+    """Every operation in turn: compute, compare, time."""
+    yield Step(f"{case.name}: filling tensors", 0, len(whole.steps))
     tensors = tensors_for(whole)
-    steps = whole.steps
-    for step in steps:
+    timing_asked = TIMED & set(case.mode)
+    comparing = timing_asked or "C" in case.mode
+    states, told = {State.done}, []
+    for index, step in enumerate(whole.steps):
+        name = step.node.name
+
+        def doing(what: str, name: str = name, index: int = index) -> Step:
+            return Step(f"{name}: {what}", index, len(whole.steps))
+
+        yield doing("computing")
         execute(step, tensors)
-    state, detail = State.done, tell(graph)
-    if "B" in case.mode:
-        before = {i: a.tobytes() for i, a in tensors.items()}
-        for step in steps:
-            fill.poison(tensors[step.outputs[0].id])
-            execute(step, tensors)
-        changed = [i for i, a in tensors.items() if a.tobytes() != before[i]]
-        state, detail = (State.failed, f"other bits in tensor {changed[0]}") if changed else (State.passed, detail)
-    if "C" in case.mode or "P" in case.mode or "F" in case.mode:
-        verdicts = {step.node.name: judge(step, tensors, whole) for step in steps}
-        wrong = {name: v for name, v in verdicts.items() if not v.passed}
-        doubtful = {name: v for name, v in verdicts.items() if not v.trusted}
-        state = State.failed if wrong else State.mistrusted if doubtful else State.passed
-        if wrong or doubtful:
-            detail = "; ".join(f"{name}: {v}" for name, v in (wrong or doubtful).items())
-    if state != State.failed and ("P" in case.mode or "F" in case.mode):
-        pace = PACES["P" if "P" in case.mode else "F"]
-        for step in steps:
-            yield ended(state, detail, **timed(step, tensors, pace))
-        return
-    fields = {"file": case.name, "graph": tell(graph)}
-    yield ended(state, detail, **fields)
+        state, detail = State.done, ""
+        if "B" in case.mode:
+            state, detail = _again(step, tensors)
+        if comparing and state != State.failed:
+            yield doing("comparing")
+            verdict = judge(step, tensors, whole)
+            state = State.failed if not verdict.passed else State.passed if verdict.trusted else State.mistrusted
+            detail = "" if state == State.passed else f"{name}: {verdict}"
+        if timing_asked and state != State.failed:
+            yield doing("timing")
+            yield ended(state, detail or tell(graph), **timed(step, tensors, PACES["P" if "P" in case.mode else "F"]))
+        elif timing_asked:
+            yield ended(state, detail)
+        states.add(state)
+        if detail:
+            told.append((state, detail))
+    if not timing_asked:
+        worst = next(s for s in (State.failed, State.mistrusted, State.passed, State.done) if s in states)
+        yield ended(worst, "; ".join(d for s, d in told if s == worst) or tell(graph), graph=tell(graph))
+
+
+def _again(step: CompiledPartition, tensors: Mapping[int, Array]) -> tuple[State, str]:
+    """Compute an operation once more: the bits must be the same."""
+    out = tensors[step.outputs[0].id]
+    before = out.tobytes()
+    fill.poison(out)
+    execute(step, tensors)
+    if out.tobytes() == before:
+        return State.passed, ""
+    return State.failed, f"{step.node.name}: other bits in tensor {step.outputs[0].id}"
 
 
 def tell(graph: Graph) -> str:

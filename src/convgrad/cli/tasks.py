@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -24,6 +25,8 @@ from ..spec.table import DTYPES as DOCUMENTED
 from ..spec.table import EXTENDED_DTYPES, Op
 from . import fill
 from .driver import IGNORED, UsageError, hoisted, opened
+from .report import ROWS
+from .rows import widest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -50,6 +53,11 @@ class Task:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # by role, in the caller's order of axes
     fields: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+        return " ".join(self.fields.values())
+
     def line(self, command: str) -> str:
         """The command that repeats it."""
         return shlex.join(["convgrad", command, *self.words])
@@ -73,7 +81,47 @@ class Entry:
 
     text: str
     settings: Settings
-    where: str = ""
+    where: str = ""  # the batch file that it stands in
+
+    def read(self) -> Problem | Descriptor:
+        """What the text describes."""
+        if " " in self.text.strip():
+            return Problem.parse(self.text)
+        try:
+            return Descriptor.parse(self.text, transposed=bool(self.settings.transposed))
+        except SpecError as error:
+            error.message = f"{self.where}: {error.message}" if self.where else error.message
+            raise
+
+    @property
+    def count(self) -> int:
+        """How many problems it comes to."""
+        s = self.settings
+        return 1 if " " in self.text.strip() else len(s.directions) * len(s.dtypes) * len(s.tags) * len(s.mb)
+
+    @property
+    def padding(self) -> str:
+        """The padding after each axis, if the text has a size of the output that only uneven padding comes to."""
+        with suppress(SpecError):
+            found = self.read()
+            return found.uneven if isinstance(found, Descriptor) else ""
+        return ""
+
+
+def widest_problem(entries: Sequence[Entry]) -> int:
+    """The characters that the longest problem takes."""
+    longest = 0
+    for entry in entries[:ROWS]:
+        with suppress(SpecError):  # It will be told as the outcome of the entry.
+            found = entry.read()
+            sizes = [found.with_mb(mb) for mb in entry.settings.mb] if isinstance(found, Descriptor) else [found]
+            longest = max(longest, widest(map(str, sizes)))
+    return longest
+
+
+def of_settings(entries: Sequence[Entry], name: str) -> int:
+    """The characters that the longest word of a setting takes."""
+    return widest(word for entry in entries for word in getattr(entry.settings, name))
 
 
 def parse(words: Iterable[str], start: Settings) -> list[Entry]:
@@ -155,19 +203,14 @@ def _known(words: Iterable[str], choices: Iterable[str]) -> None:
 def tasks(entry: Entry) -> Iterator[Task]:
     """The problems of an entry, one for every combination of its settings."""
     settings = entry.settings
-    if " " in entry.text.strip():
-        yield of_problem(Problem.parse(entry.text))
+    found = entry.read()
+    if isinstance(found, Problem):
+        yield of_problem(found)
         return
-    transposed = bool(settings.transposed)
-    try:
-        plain = Descriptor.parse(entry.text, transposed=transposed)
-    except SpecError as error:
-        error.message = f"{entry.where}: {error.message}" if entry.where else error.message
-        raise
     if settings.match and not re.search(settings.match, entry.text):
         return
     for dtype, tag, direction, mb in product(settings.dtypes, settings.tags, settings.directions, settings.mb):
-        yield of_descriptor(plain.with_mb(mb), direction, dtype, tag, deconv=transposed)
+        yield of_descriptor(found.with_mb(mb), direction, dtype, tag)
 
 
 def of_problem(problem: Problem) -> Task:
@@ -175,7 +218,7 @@ def of_problem(problem: Problem) -> Task:
     return Task((str(problem),), of_line(problem).op, problem, fields={"problem": str(problem)})
 
 
-def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str, *, deconv: bool) -> Task:
+def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) -> Task:
     """The operation of a descriptor in one direction, type and layout."""
     types = dtype.split(":") * (3 if ":" not in dtype else 1)
     output = {"F": 2, "D": 0, "W": 1}[direction[0] if direction[0] == "F" else direction[4]]
@@ -191,8 +234,16 @@ def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str, 
     shapes = {role: d.shape for role, d in zip(roles, operation.inputs, strict=False)}
     shapes[operation.op.wanted] = binding.shape
     text = str(descriptor)
-    words = (*(("--deconv",) if deconv else ()), f"--dir={direction}", f"--dt={dtype}", f"--tag={tag}", text)
+    words = (
+        *(("--deconv",) if descriptor.transposed else ()),
+        f"--dir={direction}",
+        f"--dt={dtype}",
+        f"--tag={tag}",
+        text,
+    )
     fields = {"problem": text, "dir": direction, "dt": dtype, "tag": tag}
+    if descriptor.uneven:
+        fields["padding"] = descriptor.uneven
     return Task(words, operation.op, binding.problem, attributes, shapes, fields)
 
 

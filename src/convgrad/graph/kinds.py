@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import SpecError
-from ..spec.check import breach, meant
-from ..spec.table import Rule
+from ..spec import dialects
+from ..spec.check import breach, broken, meant, shown
+from ..spec.dialects import DIALECTS, Meaning
+from ..spec.table import ALL_OPS, Rule
 
 W = TypeVar("W", bound="Word")
 
@@ -129,6 +131,24 @@ BITS: dict[DataType, int] = {t: 8 * n.itemsize for t, n in NUMPY.items()} | {
     DataType.u4: 4,
 }
 
+_KINDS = """
+    Abs AbsBackward Add AvgPool AvgPoolBackward BatchNormForwardTraining BatchNormInference
+    BatchNormTrainingBackward BiasAdd BiasAddBackward Clamp ClampBackward Concat Convolution ConvolutionBackwardData
+    ConvolutionBackwardWeights ConvTranspose ConvTransposeBackwardData ConvTransposeBackwardWeights Dequantize
+    Divide Dropout DynamicDequantize DynamicQuantize Elu EluBackward End Exp GELU GELUBackward GenIndex GreaterEqual
+    GroupNorm HardSigmoid HardSigmoidBackward HardSwish HardSwishBackward Identity Interpolate InterpolateBackward
+    LayerNorm LayerNormBackward LeakyReLU Log LogSoftmax LogSoftmaxBackward MatMul Maximum MaxPool MaxPoolBackward
+    Minimum Mish MishBackward Multiply Pow PReLU PReLUBackward Quantize Reciprocal ReduceL1 ReduceL2 ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReLU ReLUBackward Reorder RMSNorm Round Select Sigmoid SigmoidBackward
+    SoftMax SoftMaxBackward SoftPlus SoftPlusBackward Sqrt SqrtBackward Square SquaredDifference StaticReshape
+    StaticTranspose Subtract Tanh TanhBackward TypeCast Wildcard
+"""
+KINDS = frozenset(_KINDS.split())
+"""Every operation of oneDNN Graph, of this family or not."""
+
+PREVIEW_KINDS = frozenset(k.replace("Backward", "Backprop") for k in KINDS if not k.startswith("Conv"))
+"""The names that oneDNN Graph's preview had for them. Those of this family are in `spec.dialects`."""
+
 GRAPH_RULES: dict[str, Rule] = {
     r.name: r
     for r in (
@@ -143,6 +163,7 @@ GRAPH_RULES: dict[str, Rule] = {
         Rule("getter", "invalid_arguments", "is not known: {why}"),
         Rule("logical_tensor", "invalid_arguments", "must be a LogicalTensor"),
         Rule("operation", "invalid_arguments", "must be an Op"),
+        Rule("known_kind", "invalid_graph_op", "is no operation of oneDNN Graph"),
         Rule("empty_attribute", "invalid_arguments", "must not be an empty string"),
         # Graphs.
         Rule("open_graph", "invalid_graph", "is finalized; {what} before that"),
@@ -176,3 +197,24 @@ GRAPH_RULES: dict[str, Rule] = {
 def refuse(rule: str, argument: str, got: object = None, *, hint: str = "", **facts: object) -> SpecError:
     """The error for a broken rule of the graph objects."""
     return breach(GRAPH_RULES[rule], argument, got, hint=hint, **facts)
+
+
+def find(kind: str) -> Meaning:
+    """The operation of a kind that a graph may hold. The rule of the error tells a strange kind from a wrong one."""
+    name = kind.removesuffix("-1")
+    if name in {*ALL_OPS, *DIALECTS}:
+        return dialects.find(kind)
+    if name in KINDS | PREVIEW_KINDS:
+        raise broken("known_operation", shown(kind))
+    raise refuse("known_kind", shown(kind), hint=meant(kind, [*ALL_OPS, *DIALECTS, *sorted(KINDS)]))
+
+
+def is_ours(kind: str) -> bool:
+    """Whether a kind of operation is of this family. One that oneDNN Graph does not have at all is an error."""
+    try:
+        find(kind)
+    except SpecError as error:
+        if error.rule != "known_operation":
+            raise
+        return False
+    return True

@@ -9,10 +9,10 @@ from typing import Any
 
 from ..errors import SpecError
 from ..spec.check import broken, check_attributes, check_dtypes, check_input_count
-from ..spec.dialects import Meaning, find
+from ..spec.dialects import Meaning
 from ..spec.table import OPS
 from ..spec.table import Op as Row
-from .kinds import DataType, refuse
+from .kinds import DataType, find, refuse
 from .logical import IDS, LogicalTensor, _whole
 
 

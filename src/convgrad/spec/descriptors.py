@@ -88,6 +88,17 @@ class Descriptor:
         spans = map(extent, self.k, self.dilations)
         return tuple((m - 1) * s - n + e - p for n, m, s, e, p in zip(x, y, self.s, spans, self.p, strict=True))
 
+    @property
+    def uneven(self) -> str:
+        """The padding in words, if `o` is not what the same padding on both sides comes to; else nothing.
+
+        benchdnn takes any `o`: what its windows need is padded after each axis, or left out there.
+        """
+        if all(begin - step < end <= begin for begin, end, step in zip(self.p, self.end, self.s, strict=True)):
+            return ""
+        begin, end = ("x".join(map(str, n if len({*n}) > 1 else n[:1])) for n in (self.p, self.end))
+        return f"{begin} before, {end} after"
+
     def with_mb(self, mb: int) -> Descriptor:
         """The same problem with another batch size; 0 keeps it, as `--mb=0` does."""
         return replace(self, mb=mb) if mb else self

@@ -1,0 +1,147 @@
+"""Every example does what it shows: commands in help texts and documents, Python in documents and docstrings.
+
+They run from the root of the repository, where they say that they do.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convgrad
+import convgrad.cli.run
+import convgrad.graph
+import convgrad.timing
+from convgrad import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = [
+    importlib.import_module(found.name)
+    for found in pkgutil.walk_packages(convgrad.__path__, "convgrad.")
+    if not found.name.endswith("__main__")
+]
+
+
+def commands(text):
+    """The lines of a text that begin with the command, those joined that end with a backslash."""
+    whole = re.sub(r" *\\\n *", " ", text)
+    return re.findall(r"^ *(?:\$ )?(convgrad (?:run|check|bench|ops|explain)\b.*?) *$", whole, re.M)
+
+
+def helped():
+    texts = [cli._help(command) for command in cli.COMMANDS]
+    texts += [module.__doc__ or "" for module in MODULES]
+    blocks = [re.findall(r"```\w*\n(.*?)```|((?:^    .*\n)+)", page.read_text(encoding="utf-8"), re.S | re.M)
+              for page in PAGES]  # fmt: skip
+    texts += ["".join(pair) for page in blocks for pair in page]
+    # In running text, between backquotes; a word in capitals stands for one of the reader's.
+    inline = [re.findall(r"`(convgrad [a-z]+ [^`]*)`", page.read_text(encoding="utf-8")) for page in PAGES]
+    texts += [line for page in inline for line in page if not re.search(r" [A-Z]+(\.json)?\b", line)]
+    return sorted({line for text in texts for line in commands(text)})
+
+
+COMMANDS = helped()
+
+
+def test_there_are_commands():
+    """Every command has examples that run, and a page that shows some."""
+    for command in cli.COMMANDS:
+        assert sum(line.startswith(f"convgrad {command}") for line in COMMANDS) >= 2, command
+        assert len(commands(cli._help(command))) >= 2
+    assert len(commands((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"))) > 8
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands(line, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(line)[1:]
+    # What takes seconds is timed briefly, and what is large has one image.
+    if words[0] == "bench":
+        words += ["--budget=0.02", "--peers="]
+    if words[0] in ("bench", "check") and not any(word.endswith(".json") for word in words):
+        words += ["--mb=1"]
+    if words[0] == "run":
+        monkeypatch.setattr(cli.run, "PACES", dict.fromkeys("PF", convgrad.timing.Pace(budget=0.02, blocks=1)))
+    assert cli.main(words) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def test_help_says_where_its_files_are():
+    """Who has installed convgrad need not have the repository."""
+    for command in cli.COMMANDS:
+        text = cli._help(command)
+        assert ("examples/" not in text) or "in convgrad's repository" in text, command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_in_documents(page, monkeypatch):
+    """The blocks of a page are one program."""
+    monkeypatch.chdir(ROOT)
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    exec(compile("\n".join(blocks), page.name, "exec"), {})
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+SRC, SMALL, WEIGHTS = ones(2, 8, 8, 4), ones(2, 4, 4, 5), ones(3, 3, 4, 5)
+UP = {"weights": ones(3, 3, 5, 4)}
+NAMES = {
+    "apply": {"diff_dst": ones(2, 5, 8, 8), "weights": ones(4, 5, 4, 4)},
+    "explain": {},
+    "convolution": {"src": SRC, "weights": WEIGHTS},
+    "convolution_backward_data": {"src": SRC, "diff_dst": SMALL, "weights": WEIGHTS},
+    "convolution_backward_weights": {"src": SRC, "diff_dst": SMALL, "weights": WEIGHTS},
+    "conv_transpose": {"src": ones(2, 4, 4, 4)} | UP,
+    "conv_transpose_backward_data": {"diff_dst": ones(2, 7, 7, 5)} | UP,
+    "conv_transpose_backward_weights": {"src": ones(2, 4, 4, 4), "diff_dst": ones(2, 7, 7, 5)} | UP,
+    "bias_backward": {"diff_dst": SMALL},
+    "LogicalTensor": {},
+    "Op": {
+        "diff_dst": convgrad.graph.LogicalTensor(0, "f32", (8, 32, 56, 56)),
+        "weights": convgrad.graph.LogicalTensor(1, "f32", (32, 64, 3, 3)),
+        "diff_src": convgrad.graph.LogicalTensor(2, "f32"),
+    },
+}
+"""What the examples in docstrings have, by the function or class that they explain."""
+
+
+def documented():
+    """Functions and classes whose docstrings have a block of code, and the block."""
+    found = {}
+    for module in [convgrad, *MODULES]:
+        for name, thing in vars(module).items():
+            if inspect.isfunction(thing) or inspect.isclass(thing):
+                blocks = re.findall(r"::\n\n((?:(?:    .*)?\n?)+)", inspect.getdoc(thing) or "")
+                if blocks and thing.__module__.startswith("convgrad"):
+                    found[name] = textwrap.dedent(blocks[0])
+    return found
+
+
+BLOCKS = documented()
+
+
+def test_every_block_has_its_names():
+    assert {*BLOCKS} == {*NAMES}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_python_in_docstrings(name, capsys):
+    module = {"LogicalTensor": convgrad.graph, "Op": convgrad.graph}.get(name, convgrad)
+    exec(compile(BLOCKS[name], name, "exec"), {"convgrad": convgrad, **vars(module), **NAMES[name]})
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+def test_doctests(module):
+    assert doctest.testmod(module).failed == 0
