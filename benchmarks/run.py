@@ -27,10 +27,10 @@ import numpy as np
 from layers import DENSE, GROUPS, LAYERS, Layer
 
 import convgrad
-from convgrad import reference, timing
+from convgrad import reference
+from convgrad.bench import onednn, timing
+from convgrad.bench import torch as pytorch
 from convgrad.dtypes import DTYPES, name_of
-from convgrad.peers import onednn
-from convgrad.peers import torch as pytorch
 from convgrad.spec import Binding, bind
 from convgrad.spec.descriptors import Operation
 

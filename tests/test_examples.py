@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import convgrad
+import convgrad.bench.timing
 import convgrad.cli.run
 import convgrad.graph
-import convgrad.timing
 from convgrad import cli
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +71,7 @@ def test_commands(line, capsys, monkeypatch):
     if words[0] in ("bench", "check") and not any(word.endswith(".json") for word in words):
         words += ["--mb=1"]
     if words[0] == "run":
-        monkeypatch.setattr(cli.run, "PACES", dict.fromkeys("PF", convgrad.timing.Pace(budget=0.02, blocks=1)))
+        monkeypatch.setattr(cli.run, "PACES", dict.fromkeys("PF", convgrad.bench.timing.Pace(budget=0.02, blocks=1)))
     assert cli.main(words) == 0, capsys.readouterr().err
     assert capsys.readouterr().out
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 
 import convgrad
 import problems
-from convgrad.peers import onednn
+from convgrad.bench import onednn
 from convgrad.spec import OPS, bind
 from convgrad.tensors import describe
 

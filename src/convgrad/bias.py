@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .dtypes import DTYPES
+from .dtypes import DTYPES, Array
 from .spec.bind import Description, result_dtype
 from .spec.check import broken, check_attributes, check_dtypes, check_input_count
 from .spec.problem import Ints
 from .spec.table import DATA_AXES, Op
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Bound(NamedTuple):

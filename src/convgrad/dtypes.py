@@ -8,6 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+Array = np.ndarray[Any, np.dtype[Any]]
+"""A NumPy array of any element type, which is what NumPy's own annotations leave out."""
+
 
 @dataclass(frozen=True)
 class DType:

@@ -6,18 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import reference
 from .cpu import kernel as kernels
 from .cpu import target
 from .cpu.threads.count import get_num_threads
+from .dtypes import Array
 from .spec import Problem
 
 if TYPE_CHECKING:
     from .cpu.plan.records import Made
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def run(problem: Problem, given: dict[str, Array], out: Array, kernel: Any = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from . import bias, engine
-from .dtypes import DTYPES
+from .dtypes import DTYPES, Array
 from .errors import LayoutWarning, SpecError
 from .spec import Problem, bind
 from .spec.bind import Binding, layouts_that_fit
@@ -27,7 +27,6 @@ from .spec.dialects import Meaning, find
 from .spec.problem import dense_strides
 from .spec.table import BIAS_OPS, Op
 from .tensors import (
-    Array,
     check_out,
     describe,
     give_back,

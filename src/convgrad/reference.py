@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DTYPES
+from .dtypes import DTYPES, Array
 from .spec.problem import Problem
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Index = tuple[Any, ...]
 
 

@@ -12,14 +12,12 @@ import ml_dtypes
 import numpy as np
 
 from . import memory
-from .dtypes import DTYPES, name_of
+from .dtypes import DTYPES, Array, name_of
 from .errors import OutOfMemoryError, SpecError
 from .spec.bind import Description
 from .spec.check import broken, shown
 from .spec.table import DTYPES as DOCUMENTED
 from .spec.table import EXTENDED_DTYPES
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def open_array(value: Any, name: str, *, copies: bool = True) -> Array:

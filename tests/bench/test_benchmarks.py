@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import convgrad
-from convgrad import timing
-from convgrad.peers import torch as pytorch
+from convgrad.bench import timing
+from convgrad.bench import torch as pytorch
 from convgrad.spec import bind
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

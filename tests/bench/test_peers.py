@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import convgrad
+from convgrad.bench import onednn
+from convgrad.bench import torch as pytorch
 from convgrad.dtypes import DTYPES
-from convgrad.peers import onednn
-from convgrad.peers import torch as pytorch
 from convgrad.spec import OPS, Problem
 
 needs_torch = pytest.mark.skipif(pytorch.available() is not None, reason="PyTorch is not installed")
@@ -214,7 +214,7 @@ def test_threads_can_be_set(peer):
 
 def test_importing_the_peers_loads_nothing():
     code = (
-        "import sys; from convgrad.peers import onednn, torch\n"
+        "import sys; from convgrad.bench import onednn, torch\n"
         "print('torch' in sys.modules, onednn._library.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

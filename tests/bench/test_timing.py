@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from convgrad import timing
+from convgrad.bench import timing
 from convgrad.cpu.compile import jit
 
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from convgrad.bench import onednn
 from convgrad.errors import ConvgradError, SpecError
 from convgrad.graph import UNKNOWN_DIM, Graph, LogicalTensor, Op, from_json, load, read, reader
-from convgrad.peers import onednn
 
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus" / "graph"
 EXAMPLES = Path(__file__).parents[2] / "examples"

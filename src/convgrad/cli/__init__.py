@@ -113,7 +113,7 @@ def _check(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
-    from .. import timing
+    from ..bench import timing
     from .bench import Bench, bench_entry, bench_graph, columns, peers
     from .driver import UsageError
     from .driver import parse as parse_graph

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import engine, timing
+from .. import engine
+from ..bench import timing
 from ..cpu.threads.count import get_num_threads
+from ..dtypes import Array
 from ..errors import ConvgradError, SpecError
 from ..graph import writer
 from ..spec import Problem
@@ -21,8 +23,6 @@ from .driver import Case, document
 from .report import RESULT, Outcome, State, Step
 from .rows import Column, widest
 from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _probe(threads: int) -> timing.Probe:
 
 def peers() -> dict[str, ModuleType]:
     """The other libraries that are installed."""
-    from ..peers import onednn, torch
+    from ..bench import onednn, torch
 
     found: dict[str, ModuleType] = {"torch": torch, "onednn": onednn}
     return {name: peer for name, peer in found.items() if peer.available() is None}

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from .. import reference
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, Array
 from ..spec import Problem
 from ..spec.table import Op
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import bias, reference, timing
-from ..dtypes import DTYPES
+from .. import bias, reference
+from ..bench import timing
+from ..dtypes import DTYPES, Array
 from ..errors import ConvgradError, SpecError
 from ..graph import memory
 from ..graph.compiled import CompiledPartition
@@ -24,7 +25,6 @@ from .driver import Case, document, rewrite, strangers
 from .report import RESULT, ROWS, Outcome, State, Step
 from .rows import Column, widest
 
-Array = np.ndarray[Any, np.dtype[Any]]
 PACES = {"P": timing.Pace(), "F": timing.Pace(budget=0.3, blocks=2)}
 TIMED = set(PACES)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, Array
 from ..errors import SpecError
 from ..explanation import of_problem as of_line
 from ..graph import memory
@@ -27,8 +27,6 @@ from . import fill
 from .driver import IGNORED, UsageError, hoisted, opened
 from .report import ROWS
 from .rows import widest
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 TAGS = {"ncx": "NCX", "abx": "NCX", "nxc": "NXC", "axb": "NXC", "any": "NCX"}
 OPTIONS = {

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import bias
 from .. import engine as engines
-from ..dtypes import DTYPES
+from ..dtypes import DTYPES, Array
 from ..errors import SpecError, UnsupportedError
 from ..spec import Problem, bind
 from ..spec.bind import Binding, Description
@@ -24,7 +24,7 @@ from ..tensors import check_writable, open_shape, overlaps, tell_owner
 from . import verbose
 from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
-from .memory import Array, Engine, Stream, Tensor, allocate, require
+from .memory import Engine, Stream, Tensor, allocate, require
 from .ops import Node
 
 

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from .. import engine as engines
+from ..dtypes import Array
 from ..errors import ConvgradError, SpecError
 from ..spec.problem import settle
 from ..spec.table import SAME_RULES
@@ -17,7 +18,7 @@ from . import verbose, writer
 from .compiled import CACHE, CompiledPartition, build
 from .kinds import DataType, EngineKind, FpMathMode, LayoutType, Policy, PropertyType, Status, refuse
 from .logical import LogicalTensor
-from .memory import Array, Engine, Stream, Tensor
+from .memory import Engine, Stream, Tensor
 from .ops import Node, Op, check
 
 _numbers = count()

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import OutOfMemoryError, UnsupportedError
 from ..spec.problem import settle
 from ..tensors import open_array
 from .kinds import NUMPY, EngineKind, PropertyType, refuse
 from .logical import LogicalTensor
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 SMALL = 1 << 24
 """Bytes that are not worth asking the system about; if they are not there, the allocation itself fails."""

@@ -20,12 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from statistics import median
-from typing import Any
 
 import numpy as np
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
 
 STEADY = 1.2  # a probe that takes so many times as long as its quickest run tells of a slow moment
 PROBES = 10  # runs of a probe, of which the quickest counts
@@ -157,7 +153,7 @@ class Probe:
     @classmethod
     def of(cls, threads: int) -> Probe:
         """A convolution that is long enough for so many threads, which convgrad is to be set to."""
-        from .functional import convolution
+        from ..functional import convolution
 
         # Long beside what threads have to tell each other, which takes longer where their CPUs have no cache in common.
         data = np.ones((2 * threads, 28, 28, 64), np.float32)
@@ -319,8 +315,8 @@ def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
 
     "bf16" stands for the CPU's own dot products of bf16 pairs, None where it has none.
     """
-    from .cpu.compile import jit  # LLVM is loaded when it is needed.
-    from .errors import CompileError
+    from ..cpu.compile import jit  # LLVM is loaded when it is needed.
+    from ..errors import CompileError
 
     triple, cpu, features = jit.host()
     loop = _fma_loop(dtype, triple, features.split(","))

@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 
 from .. import reference
+from ..dtypes import Array
 from ..spec import OPS, Problem, bind
 from ..spec.problem import extent, window_sizes
 from ..tensors import describe
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Ints = tuple[int, ...]
 
 

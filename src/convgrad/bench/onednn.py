@@ -24,7 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from ..dtypes import Array
 
 KINDS = {
     "Convolution": 13,
