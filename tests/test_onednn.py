@@ -76,7 +76,6 @@ def _plain(case: problems.Case) -> tuple[dict[str, Any], list[np.ndarray]] | Non
 
 def _grid(count: int) -> None:
     """Compare random problems, and print how many there were of each kind."""
-    torch.set_num_threads(1)
     onednn.set_threads(1)
     done = dict.fromkeys(OPS, 0)
     seed = 0
