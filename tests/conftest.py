@@ -27,8 +27,9 @@ def pytest_configure(config):
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
-def pytest_collection_finish():
-    """Libraries and collected tests are here to stay: no collection of garbage need walk over them again."""
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects():
+    """What libraries and earlier files have made stays out of the garbage collections of this one."""
     gc.collect()
     gc.freeze()
 

@@ -249,6 +249,7 @@ def _apart(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_agreement():
     done = _apart("grid", "500")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

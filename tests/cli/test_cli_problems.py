@@ -227,6 +227,7 @@ def test_huge_problems_are_refused(capsys):
     assert "of memory" in case["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*conv/shapes_*")), ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_some_of_every_file_of_the_corpus(path):

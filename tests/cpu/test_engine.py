@@ -16,6 +16,7 @@ from convgrad.cpu.nests import Declined, Gather, Plan, Plane, Reduce, Slide
 from convgrad.cpu.plan import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .campaign import INVENTED, run
 from .problems import numbered, targets
@@ -25,7 +26,7 @@ NAMES = [*TARGETS, INVENTED]
 EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["native", "baseline", "native in small caches", "vector of 3"], NAMES))
 def test_random_problems(name: str) -> None:
     """Each machine gets problems of its own."""
     first = NAMES.index(name) * EACH
@@ -203,13 +204,17 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("target", ["halves", "without halves", "vector of 3", "native in small caches"])
+SIZED = ["halves", "without halves", "vector of 3", "native in small caches"]
+
+
+@pytest.mark.parametrize("target", slow_but(["without halves"], SIZED))
 def test_sizes_with_a_reason(target: str) -> None:
     declined, failures = run(target, list(NAMED.values()))
     assert not failures, "\n".join(failures)
     assert not declined, "\n".join(declined)
 
 
+@pytest.mark.slow
 def test_few_channels_over_strides() -> None:
     """Each number of channels is packed by shuffles of its own, each stride by others."""
     texts = [
