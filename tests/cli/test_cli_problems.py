@@ -120,6 +120,7 @@ def test_the_tolerance_for_large_values_is_a_bound():
 # ---- check
 
 
+@pytest.mark.slow
 def test_descriptors_in_all_directions_types_and_layouts(capsys):
     words = ["--dir=FWD_B,FWD_D,FWD_I,BWD_D,BWD_W,BWD_WB", "--dt=f32,bf16,f16,f64", "--tag=ncx,nxc"]
     code, cases, summary = outcomes(capsys, "check", *words, "ic6oc4_ih7kh3ph1sh2")

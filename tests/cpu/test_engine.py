@@ -204,10 +204,8 @@ NAMED = {
 }
 
 
-SIZED = ["halves", "without halves", "vector of 3", "native in small caches"]
-
-
-@pytest.mark.parametrize("target", slow_but(["without halves"], SIZED))
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["halves", "without halves", "vector of 3", "native in small caches"])
 def test_sizes_with_a_reason(target: str) -> None:
     declined, failures = run(target, list(NAMED.values()))
     assert not failures, "\n".join(failures)
@@ -410,6 +408,7 @@ def plans() -> list[Plan]:
     return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_problems_walk_every_path(path: str, plans: list[Plan]) -> None:
     assert any(map(PATHS[path], plans))

@@ -119,7 +119,7 @@ def bound(tensors: Tensors) -> np.ndarray:
     return error
 
 
-@pytest.mark.parametrize("target", ["native", "avx2", "baseline", "vector of 3 in small caches"])
+@pytest.mark.parametrize("target", slow_but(["native"], ["native", "avx2", "baseline", "vector of 3 in small caches"]))
 @pytest.mark.parametrize("name", NAMED)
 def test_error(name: str, target: str) -> None:
     if target not in TARGETS:
