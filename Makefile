@@ -21,7 +21,7 @@ run: $(VENV)/.installed-cli
 	@$(PY) -m convgrad run --mode=CP examples/resnet50.json
 
 test: lint
-	$(PY) -m pytest -n auto
+	$(PY) -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
+import tempfile
 
 import hypothesis
 import pytest
-import torch
 
-from problems import reference_engine
-
-# The judge's convolutions are tiny: more threads only get into each other's way.
-torch.set_num_threads(1)
+# NumPy multiplies small matrices here, and OpenBLAS would have other threads spin beside every one. It reads this when
+# NumPy is imported, in processes that tests start, too.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # The same examples every time, so that a red test is red again; HYPOTHESIS_PROFILE=search looks for new ones.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, print_blob=True)
@@ -19,9 +20,28 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=2000,
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
+def pytest_configure(config):
+    """A code cache that begins empty, shared by all processes of this run; nobody's own is read or written."""
+    if not hasattr(config, "workerinput"):  # a worker of xdist has the variable from the process that started it
+        folder = os.environ["CONVGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="convgrad-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects():
+    """What libraries and earlier files have made stays out of the garbage collections of this one."""
+    gc.collect()
+    gc.freeze()
+
+
+# Only tests that need PyTorch wait for it, so `problems` is imported below.
+
+
 @pytest.fixture
 def by_reference():
     """The reference engine computes, in this test."""
+    from problems import reference_engine
+
     with reference_engine():
         yield
 
@@ -29,5 +49,7 @@ def by_reference():
 @pytest.fixture(scope="module")
 def all_by_reference():
     """The reference engine computes, in all tests of the file."""
+    from problems import reference_engine
+
     with reference_engine():
         yield

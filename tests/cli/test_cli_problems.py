@@ -119,6 +119,7 @@ def test_the_tolerance_for_large_values_is_a_bound():
 # ---- check
 
 
+@pytest.mark.slow
 def test_descriptors_in_all_directions_types_and_layouts(capsys):
     words = ["--dir=FWD_B,FWD_D,FWD_I,BWD_D,BWD_W,BWD_WB", "--dt=f32,bf16,f16,f64", "--tag=ncx,nxc"]
     code, cases, summary = outcomes(capsys, "check", *words, "ic6oc4_ih7kh3ph1sh2")
@@ -266,6 +267,7 @@ def test_huge_problems_are_refused(capsys):
     assert "of memory" in case["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus is not here")
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*conv/shapes_*")), ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_some_of_every_file_of_the_corpus(path):

@@ -160,6 +160,7 @@ def outcomes(capsys, *words):
     return code, cases, summary["summary"]
 
 
+@pytest.mark.slow
 def test_all_lines_of_a_batch(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     code, cases, summary = outcomes(capsys, "--batch=test_all")

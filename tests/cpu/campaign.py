@@ -50,7 +50,7 @@ def _work(target: str, items: Sequence[Item]) -> tuple[int | None, str, str]:
     import convgrad
 
     paths = [str(Path(convgrad.__file__).parents[1]), str(ROOT)]
-    environment = {**os.environ, "CONVGRAD_CACHE": "off", "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "cpu.campaign", "--work", target]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as worker:
@@ -108,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(ROOT))
     from cpu.problems import targets
 
+    os.environ["CONVGRAD_CACHE"] = "off"  # thousands of kernels that nobody needs again
     failed = 0
     for i, name in enumerate([given.target] if given.target else [*targets(), INVENTED]):
         first = given.start + i * given.count  # each machine gets problems of its own

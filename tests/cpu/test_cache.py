@@ -43,6 +43,11 @@ def names(folder):
     return sorted(name for name in os.listdir(folder) if not name.startswith("tally-"))
 
 
+def test_tests_have_a_folder_of_their_own():
+    assert cache.folder() is not None
+    assert cache.folder().name.startswith("convgrad-tests-")
+
+
 def test_content_comes_back(place):
     assert cache.get(key(1)) is None
     cache.put(key(1), b"one" * 1000)

@@ -16,6 +16,7 @@ from convgrad.cpu.plan.records import Declined, Gather, Plan, Plane, Reduce, Sli
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .campaign import INVENTED, run
 from .named import DECLINED, FEW_CHANNELS, NAMED
@@ -26,7 +27,7 @@ NAMES = [*TARGETS, INVENTED]
 EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["native", "baseline", "native in small caches", "vector of 3"], NAMES))
 def test_random_problems(name: str) -> None:
     """Each machine gets problems of its own."""
     first = NAMES.index(name) * EACH
@@ -41,6 +42,7 @@ def test_sizes_with_a_reason(target: str) -> None:
     assert not declined, "\n".join(declined)
 
 
+@pytest.mark.slow
 def test_few_channels_over_strides() -> None:
     """Each number of channels is packed by shuffles of its own, each stride by others."""
     _, failures = run("native", FEW_CHANNELS)
@@ -223,6 +225,7 @@ def plans() -> list[Plan]:
     return [make_plan(p, t, threads) for p, t in [*drawn, *named] for threads in (1, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_the_problems_walk_every_path(path: str, plans: list[Plan]) -> None:
     assert any(map(PATHS[path], plans))

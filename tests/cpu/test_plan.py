@@ -23,6 +23,7 @@ from convgrad.cpu.wgrad.plan import _busy
 from convgrad.dtypes import DTYPES
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .problems import DTYPE_NAMES, numbered, targets
 
@@ -82,7 +83,7 @@ def check_workspace(p: Problem, target: Target, threads: int) -> None:
         assert plan.threads <= min(threads, plan.tasks)
 
 
-@pytest.mark.parametrize("target", REAL)
+@pytest.mark.parametrize("target", slow_but(["without halves"], REAL))
 def test_workspace_is_bounded(target: str) -> None:
     rng = np.random.default_rng(1)
     tiny_boxes = [  # each of them rounded up to vectors
@@ -115,6 +116,7 @@ def test_lanes_without_a_channel_are_not_packed_by_the_hundred_megabytes() -> No
 
 
 @pytest.mark.skipif(not FILES, reason="the corpus is not here")
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}-{p.name}")
 def test_workspace_of_real_layers(path: Path) -> None:
     """Here all channels fill vectors, or the weights are small: no more than twice the largest tensor, as f32."""
@@ -152,7 +154,10 @@ SLICED = [
 OWNED = Problem.parse("x f32 n1 g1 cx1024 cy1024 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio")
 
 
-@pytest.mark.parametrize("target", ["halves", "without halves", "native in small caches", "baseline"])
+SUMMED = ["halves", "without halves", "native in small caches", "baseline"]
+
+
+@pytest.mark.parametrize("target", slow_but(["native in small caches"], SUMMED))
 def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
     rng = np.random.default_rng(2)
     sliced = [Problem.parse(text) for text in SLICED]

@@ -17,6 +17,7 @@ from convgrad.cpu.plan import registry
 from convgrad.cpu.target import Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .problems import numbered, targets
 
@@ -39,6 +40,10 @@ NAMED = {
     "borders": "y f32 n3 g1 cx256 cy3 x8x6x7 w3x3x5 y8x4x10 s1x2x1 d1x2x1 p2x3x3 y@nxc",
     "volume": "w f32 n1 g2 cx9 cy10 x6x9x9 w3x3x3 y6x9x9 s1x1x1 d1x1x1 p1x1x1",
 }
+
+MACHINES = ("native", "native in small caches", "without pairs", "avx2", "vector of 3")
+# Where numbers come in pairs and where they do not; f32 has none, so that without them its code is the same.
+PAIRED = [(t, d) for t in MACHINES for d in ("bf16", "f32") if (t, d) != ("without pairs", "f32")]
 
 
 class Tensors:
@@ -115,7 +120,7 @@ def bound(tensors: Tensors) -> np.ndarray:
     return error
 
 
-@pytest.mark.parametrize("target", ["native", "avx2", "baseline", "vector of 3 in small caches"])
+@pytest.mark.parametrize("target", slow_but(["native"], ["native", "avx2", "baseline", "vector of 3 in small caches"]))
 @pytest.mark.parametrize("name", NAMED)
 def test_error(name: str, target: str) -> None:
     if target not in TARGETS:
@@ -175,7 +180,7 @@ def test_same_bits_in_a_crowd() -> None:
 
 
 @pytest.mark.parametrize("layout", ["", "x@nxc y@nxc"])
-@pytest.mark.parametrize("target", ["native", "avx2", "baseline", "vector of 3"])
+@pytest.mark.parametrize("target", slow_but(["native"], ["native", "avx2", "baseline", "vector of 3"]))
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
     """All of them, widened and multiplied by others, then rounded: ties, subnormals, overflow, infinities, NaN."""
@@ -197,8 +202,7 @@ def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
         assert np.array_equal(result[~nan], expected[~nan])
 
 
-@pytest.mark.parametrize("target", ["native", "native in small caches", "without pairs", "avx2", "vector of 3"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("target", "dtype"), slow_but([("native", "bf16"), ("native", "f32")], PAIRED))
 @pytest.mark.parametrize(
     "text",
     [
@@ -230,8 +234,7 @@ def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, targ
     _check_infinities(Problem.parse(f"w {dtype} {text}"), TARGETS[target], ("x", "y"))
 
 
-@pytest.mark.parametrize("target", ["native", "native in small caches", "without pairs", "avx2", "vector of 3"])
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("target", "dtype"), slow_but([("native", "bf16"), ("native", "f32")], PAIRED))
 @pytest.mark.parametrize("layout", ["", "x@nxc y@nxc w@xio"])
 @pytest.mark.parametrize(
     "text",
