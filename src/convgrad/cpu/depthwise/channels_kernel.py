@@ -13,6 +13,7 @@ from itertools import product
 
 from ..emit.frame import Frame, buffers
 from ..emit.nan_repair import Mend
+from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
@@ -210,9 +211,10 @@ def _store(
     def put(r: int, c: int, stream: bool) -> None:
         place = f.at(out, r * steps[2] + c * steps[3], n.storage)
         value = f.get(sums[r][c], kind)
-        if plan.accumulate:
-            value = f.op(f"fadd {kind} {value}, {n.load(f, place, mask)}")
-        n.store(f, value, place, mask, stream=stream)
+        if stream:
+            n.store(f, value, place, stream=True)
+        else:
+            Results(n, plan.accumulate).store(f, value, place, mask)
 
     places = list(product(range(plan.rows), range(plan.vectors)))
     if mask is not None:
@@ -281,9 +283,7 @@ def _write_w(plan: Slide) -> str:
         with f.loop(0, plan.channels) as c:
             value = f.load(f.at(row, c, plan.sum), plan.sum, size_of(plan.sum))
             place = f.at(pointers["w"], f.add(offset, f.mul(c, plan.w_step)), result.storage)
-            if plan.accumulate:
-                value = f.op(f"fadd {plan.sum} {value}, {result.load_one(f, place)}")
-            result.store_one(f, value, place)
+            Results(result, plan.accumulate).store_one(f, value, place)
     return frame.end()
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..emit.frame import Frame, buffers
+from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of, splat
-from ..pack.boxes import finish
 from ..plan.records import Plane
 
 
@@ -137,4 +137,4 @@ def _put(f: Function, plan: Plane, n: Elements, sums: list[list[str]], place: st
     for r, row in enumerate(sums):
         for v, (variable, mask) in enumerate(zip(row, masks, strict=True)):
             at: Value = r * plan.out_steps[1] + v * plan.lanes
-            finish(f, n, f.get(variable, n.vector), f.at(place, at, n.storage), plan.accumulate, mask)
+            Results(n, plan.accumulate).store(f, f.get(variable, n.vector), f.at(place, at, n.storage), mask)

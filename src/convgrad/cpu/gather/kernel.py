@@ -8,12 +8,16 @@ from itertools import chain, product
 
 from ..emit.frame import Frame, buffers, items
 from ..emit.prefetch import Fetch, slice_of
+from ..emit.store import Results
 from ..emit.tile import Tile, addresses, moved
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.loops import each_piece
 from ..ir.shuffle import interleave, piece, transpose_pieces
 from ..ir.vectors import size_of
-from ..pack.boxes import each_piece, pack, unpack, write_rows, zero
+from ..pack.box import PackBox, transposable
+from ..pack.rows import pack_box, zero
+from ..pack.unpack import Staging, unpack
 from ..plan.records import Gather, busy_tiles, entry_steps
 from ..target import LINE
 
@@ -52,27 +56,19 @@ class _Kernel:
                 known = plan.given
             # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
             odd = plan.given < plan.cin
-            self.pack_box = pack(
-                m,
-                "pack",
-                moved_as,
-                plan.packs,
-                plan.in_channel[1],
-                plan.pitch,
-                clear,
-                known,
-                blank=odd,
-                woven=plan.woven,
-            )
+            step, woven = plan.in_channel[1], plan.woven
+            box = PackBox("pack", plan.packs, step, plan.pitch, known, zero_rest=odd, interleave=woven)
+            self.pack_box = pack_box(m, moved_as, box, clear)
         self.tabulate = _tabulate(m, plan, self.phases)
         self.tiles = {rows: _tiles(m, plan, self.result, rows) for rows in (plan.rows, plan.short) if rows}
         self.finish = _unfold(m, plan, self.result) if plan.fold else None
         if plan.staged and plan.fold is None:
             steps = [w.out_step for w in plan.maps]
-            self.finish = unpack(
-                m, "unpack", self.result, steps, plan.region, plan.out_channel[1], plan.block, plan.accumulate,
-                plan.stream, plan.one_row, plan.twice, plan.cout % plan.lanes == 0,
-            )  # fmt: skip
+            whole = plan.cout % plan.lanes == 0
+            staging = Staging(
+                plan.region, tuple(steps), plan.out_channel[1], plan.block, plan.one_row, plan.twice, whole
+            )
+            self.finish = unpack(m, Results(self.result, plan.accumulate, plan.stream), staging)
 
         self.frame = frame = Frame(m, buffers(plan.sizes), plan.sum)
         self.f, self.pointers, self.at = frame.f, frame.tensors, frame.at
@@ -446,7 +442,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
             for v, value in enumerate(row):
                 f.store(value, f.at(address, v * plan.lanes, plan.sum), out.vector, align)
         return f
-    write_rows(f, out, values_, places, lanes, accumulate=plan.accumulate, stream=plan.stream)
+    Results(out, plan.accumulate, plan.stream).store_rows(f, values_, places, lanes)
     return f
 
 
@@ -463,7 +459,7 @@ def _pack_weights(m: Module, plan: Gather, n: Elements, tap_weights: str) -> Fun
     first = f.mul(block, plan.block)
     width = _width(f, plan, block)
     last = f.sub(f.sub(plan.cout, 1), first)
-    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and plan.share is None and plan.fold is None
+    square = transposable(plan.lanes) and plan.share is None and plan.fold is None
     square = square and plan.given == plan.cin
     folded = "" if plan.fold is None else m.table("folded", plan.fold.table)
     turn = _turn_weights(m, plan, n) if square and in_step == 1 and plan.cin > 1 else None
@@ -665,9 +661,7 @@ def _unfold(m: Module, plan: Gather, n: Elements) -> Function:
                     lane = f.at(source, i * fold.channels + c, plan.sum)
                     place_at = f.at(base, offset + c * fold.channel_step, n.storage)
                     value = f.load(lane, plan.sum, size_of(plan.sum))
-                    if plan.accumulate:
-                        value = f.op(f"fadd {plan.sum} {value}, {n.load_one(f, place_at)}")
-                    n.store_one(f, value, place_at)
+                    Results(n, plan.accumulate).store_one(f, value, place_at)
     return f
 
 

@@ -10,12 +10,14 @@ from math import prod
 from ..emit.frame import Frame, buffers
 from ..emit.nan_repair import Mend
 from ..emit.prefetch import Fetch, ask_for_run, slice_of
+from ..emit.store import Results
 from ..emit.tile import Tile
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.shuffle import interleave
 from ..ir.vectors import size_of
-from ..pack.boxes import finish, pack, put, string, turn_back, turned, write_rows, zero
+from ..pack.box import PackBox, Pairing, transposable
+from ..pack.rows import pack_box, zero
+from ..pack.unpack import Square, transposed_sums, unpack_square
 from ..plan.records import Reduce
 from ..target import LINE
 
@@ -34,7 +36,7 @@ def write(plan: Reduce) -> str:
     result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16, plan.pairs and not plan.accumulate)
     moved_as = Elements(plan.dtype, plan.lanes, "i16", plan.converts_f16) if plan.pairs else given
     clear = zero(m, given)
-    clear_band = zero(m, moved_as, "zero_band") if plan.pairs else clear
+    clear_packed = zero(m, moved_as, "zero_packed") if plan.pairs else clear
     packers: dict[str, Function | None] = {"x": None, "y": None}
     in_block = plan.block if plan.clane % plan.block == 0 else None
     inputs, outputs = plan.share or (1, 1)
@@ -48,19 +50,15 @@ def write(plan: Reduce) -> str:
         known = in_block and (in_block // outputs * inputs if side == "x" else in_block)
         if side == plan.row_side and not plan.share:
             known = plan.row_part
-        name, joining = f"pack_{side}", plan.joining(side)
+        pairing = Pairing.IMAGES if twin is not None else Pairing(plan.joining(side))
+        packing = PackBox(f"pack_{side}", packs, channel[1], pitch, known, pairing=pairing, pair=join, image_step=twin)
+        moved = moved_as
         if plan.strings(side):
             columns, _ = starts[-1][-1]
             first = plan.x_low[columns] if side == "x" and plan.box_counts[columns] == 1 else None
             moved = replace(moved_as, lanes=2 * plan.lanes) if plan.pairs else moved_as
-            packers[side] = string(m, name, moved, packs, channel[1], pitch, clear_band, first, twin)
-        elif joining in ("channels", "pixels"):
-            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known, join)
-        else:
-            packers[side] = pack(m, name, moved_as, packs, channel[1], pitch, clear_band, known, twin=twin)
-        if joining == "copy":
-            entries = plan.x_entries if side == "x" else plan.y_entries
-            packers[side] = _pair(m, plan, side, packers[side], entries, pitch, *join, clear_band)
+            packing = replace(packing, row_packed=True, first=first)
+        packers[side] = pack_box(m, moved, packing, clear_packed)
     tap_entries = m.table("tap_entries", plan.entries)
     tap_weights = m.table("tap_weights", plan.taps)
     reach = m.table("reach", [end for tap in plan.reach for ends in tap for end in ends])
@@ -258,29 +256,6 @@ def _bands(
     return bands
 
 
-def _pair(
-    m: Module, plan: Reduce, side: str, packer: Function | None, entries: int, pitch: int, apart: int, step: int,
-    clear: Function,
-) -> Function:  # fmt: skip
-    """A function that packs a box and joins pixels in pairs: the packer's arguments, then memory for the pixels.
-
-    Entry e of the band holds the bf16 of pixels e*step and e*step + apart side by side, channel by channel.
-    """
-    if packer is None:
-        raise ValueError("pairs are made of packed pixels")
-    f = m.function(f"pair_{side}", ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels", "p:raw"])
-    source, to, *start, channels, raw = f.args
-    f.call(packer, source, raw, *start, channels)
-    f.call(clear, f.at(raw, entries * pitch, "i16"), apart * pitch)
-    kind = f"<{plan.lanes} x i16>"
-    with f.loop(0, entries // step) as e, f.loop(0, channels, plan.lanes) as c:
-        at = f.add(f.mul(e, step * pitch), c)
-        two = [f.load(f.at(raw, f.add(at, shift), "i16"), kind, 2) for shift in (0, apart * pitch)]
-        place = f.at(to, f.add(f.mul(e, pitch), c), plan.sum)
-        f.store(interleave(f, kind, plan.lanes, *two), place, f"<{2 * plan.lanes} x i16>", 4)
-    return f
-
-
 def _operands(f: Function, plan: Reduce, bands: dict[str, str], local: Value) -> tuple[str, str]:
     """The row side and the lane side of one block of lanes."""
     if plan.share:
@@ -384,7 +359,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
                 tile.paired(in_rows(a), b, lane_align, f.op(f"and i32 {second}, {keep}"))
     if plan.direct:
         branch = f.either(f.test("ne", rest[2], 0))
-        write_rows(f, result, tile.values(), places, rest[1], accumulate=False, stream=plan.stream)
+        Results(result, stream=plan.stream).store_rows(f, tile.values(), places, rest[1])
         f.otherwise(branch)
         _end(f, plan, tile, sums, align)
         f.join(branch)
@@ -451,14 +426,15 @@ def _write_sums(m: Module, plan: Reduce, given: Elements, n: Elements, tap_weigh
     sums, to, group, own, first, lane_from, lane_until, top, bottom, *data = f.args
     group_step, row_step, lane_step = plan.w_strides
     taps = plan.tap_step if plan.share else len(plan.taps)
-    square = plan.lanes >= 4 and plan.lanes & (plan.lanes - 1) == 0 and not plan.share
+    square = transposable(plan.lanes) and not plan.share
     together = taps > 1 and lane_step != 1 and plan.taps == tuple(range(taps))
     turn, turn_all = None, None
     if square and together and row_step == taps and not plan.accumulate:
         turn_all = _turn_tile(m, plan, n)
     elif square and together:
         # Taps lie together in w: lanes by taps are turned into taps by lanes.
-        turn = turn_back(m, "turn_taps", n, lane_step, plan.rows * plan.block, plan.accumulate)
+        square_of_taps = Square(lane_step, plan.rows * plan.block)
+        turn = unpack_square(m, "transpose_taps", Results(n, plan.accumulate), square_of_taps)
     outputs = plan.share[1] if plan.share else 1
     with f.loop(lane_from, lane_until) as block, f.loop(top, bottom) as t:
         index = f.add(f.mul(f.sub(block, lane_from), plan.tiles), t)
@@ -479,7 +455,7 @@ def _write_sums(m: Module, plan: Reduce, given: Elements, n: Elements, tap_weigh
                         value = f.load(
                             f.at(tile, f.add(f.mul(r, plan.block), lane), plan.sum), plan.sum, size_of(plan.sum)
                         )
-                        _put(f, plan, n, value, f.at(to, at, n.storage))
+                        Results(n, plan.accumulate).store_one(f, value, f.at(to, at, n.storage))
         else:
             local = f.min(f.mul(t, plan.rows), plan.row_part - plan.rows)
             least = f.max(own, f.add(first, f.mul(t, plan.rows)))
@@ -546,7 +522,7 @@ def _turn_tile(m: Module, plan: Reduce, n: Elements) -> Function:
         for i in range(size):
             at = f.load(f.at(table, f.add(first, i), "i64"), "i64", 8)
             rows.append(f.load(f.at(sums, at, plan.sum), n.vector, size_of(plan.sum)))
-        values, raw = turned(f, n, rows)
+        values, raw = transposed_sums(f, n, rows)
         mask = raw.mask(f, f.sub(total, first)) if total % size else None
         for i, value in enumerate(values):
             raw.store(f, value, f.at(to, f.add(f.mul(i, plan.w_strides[2]), first), n.storage), mask)
@@ -555,24 +531,17 @@ def _turn_tile(m: Module, plan: Reduce, n: Elements) -> Function:
 
 def _put_row(f: Function, plan: Reduce, n: Elements, row: str, to: str, done: Value, lanes: Value) -> None:
     """Write the sums of one row of lanes, but for those that are done."""
-    lane_step = plan.w_strides[2]
+    lane_step, results = plan.w_strides[2], Results(n, plan.accumulate)
     if lane_step == 1:
         with f.loop(done, lanes, plan.lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), n.vector, size_of(plan.sum))
             place = f.at(to, lane, n.storage)
             left = f.sub(lanes, lane)
             if plan.stream:
-                put(f, n, value, place, left)
+                results.store_streamed(f, value, place, left)
             else:
-                finish(f, n, value, place, plan.accumulate, n.mask(f, left))
+                results.store(f, value, place, n.mask(f, left))
     else:
         with f.loop(done, lanes) as lane:
             value = f.load(f.at(row, lane, plan.sum), plan.sum, size_of(plan.sum))
-            _put(f, plan, n, value, f.at(to, f.mul(lane, lane_step), n.storage))
-
-
-def _put(f: Function, plan: Reduce, n: Elements, value: str, place: str) -> None:
-    """Write one sum, added to what is there if asked."""
-    if plan.accumulate:
-        value = f.op(f"fadd {plan.sum} {value}, {n.load_one(f, place)}")
-    n.store_one(f, value, place)
+            results.store_one(f, value, f.at(to, f.mul(lane, lane_step), n.storage))
