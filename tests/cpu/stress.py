@@ -118,7 +118,7 @@ def leave(times):
 
 LOAD = """
 import ctypes, os, sys, time
-from convgrad.cpu.compile import cache, jit
+from convgrad.cpu.compile import jit, store
 if "no space" in sys.argv:
     import errno
     class Full:
@@ -126,7 +126,7 @@ if "no space" in sys.argv:
         def __enter__(self): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         def __exit__(self, *error): pass
     reading = open
-    cache.open = lambda fd, mode, **kwargs: Full(fd) if "w" in mode else reading(fd, mode, **kwargs)
+    store.open = lambda fd, mode, **kwargs: Full(fd) if "w" in mode else reading(fd, mode, **kwargs)
 count = 0
 real = jit._compile
 def compiled(*args):

@@ -2,5 +2,5 @@
 
 import time
 
-# When this process began to read the engine's sources: see `notes`.
+# When this process began to import the engine: see compile/recall.py.
 BEGUN = time.time()

@@ -62,7 +62,7 @@ def find(problem: Problem, target: Target, team: int) -> Kernel | str:
         return note
     if note is not None:
         code, workspace, members = note
-        module = jit.recall(code)
+        module = jit.stored(code)
         if module is not None:
             return Kernel(module, workspace, members, partial(explain, problem, target, team))
     made = build(problem, target, team)

@@ -1,1 +1,5 @@
-"""From IR to machine code: LLVM, a loader, the cache on disk and what is remembered of earlier problems."""
+"""From IR text to machine code that can be called.
+
+`jit` is the door: it finds code or has it compiled. `llvm` compiles, `elf` loads compiled code without LLVM, `store`
+keeps it on disk, and `recall` finds the code of a problem without planning it again.
+"""

@@ -1,7 +1,11 @@
-"""Object files made callable: the ELF files that LLVM writes for x86-64, placed in memory without LLVM.
+"""A loader for object files: puts the ELF files that LLVM writes for Linux on x86-64 into memory, without LLVM.
 
-Kernels are small and ask for little: sections, one kind of relocation, a few functions of the C library. What asks for
-more is refused, and LLVM loads it.
+Why not let LLVM load them? To import LLVM takes longer than everything else in the first call of a process whose code
+is on disk. When this loader and the notes of `recall` were added, such a call went from 60 to 7 ms (measured on Zen 4,
+run not kept; today's numbers are in docs/settings.md).
+
+A loader is a small thing here because kernels need little: sections, one kind of relocation and a few functions of the
+C library. A file that needs more raises `Unknown`, and `jit` has LLVM load it.
 """
 
 from __future__ import annotations
@@ -32,11 +36,11 @@ PRIVATE, ANONYMOUS = 2, 32
 
 
 class Unknown(Exception):
-    """A file that is not for this loader."""
+    """A file that this loader cannot load, although it may be sound: LLVM is to load it."""
 
 
 class Image:
-    """The code of an object file in memory of its own: code that runs, constants to read, and data."""
+    """An object file in memory of its own: code that can run, constants that can be read, data that can be written."""
 
     __slots__ = ("_address", "_found", "_size")
 
@@ -57,7 +61,7 @@ class Image:
             raise CompileError(f"there is no {name!r} in the compiled code") from None
 
     def close(self) -> None:
-        """Give the memory back; nothing may run in it any more."""
+        """Free the memory. The caller makes sure that nothing runs in it any more."""
         if self._address:
             _system().munmap(self._address, self._size)
             self._address = 0
@@ -77,7 +81,7 @@ class Image:
             raise
 
     def _symbols(self, content: bytes, sections: list[_Section], places: dict[int, int]) -> list[int]:
-        """The address of each symbol, 0 for what is nowhere in memory; functions for all are noted by name."""
+        """The address of each symbol, 0 if it has none; symbols that are not local are noted by name."""
         addresses = []
         for table in (s for s in sections if s.kind == SYMBOLS):
             names = sections[table.link].offset
@@ -94,10 +98,10 @@ class Image:
         return addresses
 
     def _protect(self, code: int, constants: int) -> None:
-        """Let what lies before `code` run, and what follows up to `constants` only be read."""
+        """Make the bytes before `code` executable, and those from there to `constants` read-only."""
         for low, high, allowed in ((0, code, READ | RUN), (code, constants, READ)):
             if high > low and _system().mprotect(self._address + low, high - low, allowed):
-                # LLVM would not notice, and its code not run.
+                # LLVM would not report this, and a call of its code would crash.
                 reason = os.strerror(ctypes.get_errno())
                 raise CompileError(f"the system lets this process make no code that runs: {reason}")
 
@@ -129,8 +133,9 @@ def _sections(content: bytes) -> list[_Section]:
 
 
 def _laid_out(sections: list[_Section]) -> tuple[dict[int, int], list[int]]:
-    """Where each section that is loaded lies, by number; and the ends of what runs, of what is only read and of what is
-    written, which come in this order, each on pages of its own.
+    """Offsets of the sections that are loaded, by number; and where the code, the constants and the data end.
+
+    They come in this order, each on pages of its own, because the system protects whole pages.
     """
     page = os.sysconf("SC_PAGESIZE")
     places: dict[int, int] = {}
@@ -150,7 +155,7 @@ def _laid_out(sections: list[_Section]) -> tuple[dict[int, int], list[int]]:
 
 
 def _linked(content: bytes, sections: list[_Section], places: dict[int, int], addresses: list[int], size: int) -> bytes:
-    """What memory shall hold: the sections, with the addresses that they ask for."""
+    """The bytes to put in memory: the sections, with the relocations filled in."""
     image = bytearray(size)
     for i, place in places.items():
         if sections[i].kind != NOTHING_STORED:
@@ -170,7 +175,7 @@ def _linked(content: bytes, sections: list[_Section], places: dict[int, int], ad
 
 
 def _map(size: int) -> int:
-    """New memory that can be written."""
+    """New memory that can be written, but not executed."""
     address = _system().mmap(None, size, READ | WRITE, PRIVATE | ANONYMOUS, -1, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise CompileError(f"the system gives no memory for code: {os.strerror(ctypes.get_errno())}")
@@ -178,7 +183,7 @@ def _map(size: int) -> int:
 
 
 def _outside(name: str) -> int:
-    """The address of a function of this process."""
+    """The address of a function of the C library, or of another library in this process."""
     try:
         function = getattr(_system(), name)
     except AttributeError:
@@ -188,7 +193,7 @@ def _outside(name: str) -> int:
 
 @lru_cache(maxsize=1)
 def _system() -> Any:
-    """The functions of this process, those that are called from here with their types."""
+    """All functions of this process, with the types of the three that are called here."""
     process = ctypes.CDLL(None, use_errno=True)
     address, size, word = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     process.mmap.restype = address

@@ -1,7 +1,7 @@
-"""From IR text to machine code that can be called. Code that was compiled before, by any process, needs no LLVM.
+"""From IR text to machine code that can be called. Code that any process has compiled before is loaded without LLVM.
 
-A module is known by its content: the text, the target, the build of LLVM, and `PIPELINE`. The same content is loaded
-once in a process, and compiled once on a machine as long as the cache on disk keeps it.
+The key of a module is a hash of its text, the target, the build of LLVM and `PIPELINE`. Code with the same key is
+loaded once in a process, and compiled once on a machine for as long as `store` keeps it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CompileError
-from . import cache, elf
+from . import elf, store
 
-# Part of every key: raise it when the passes, the options or the meaning of an object file here change.
+# Part of every key. Raise it when the passes or the options in `llvm` change, or what an object file here means.
 PIPELINE = 1
-# A library of llvmlite above this size has LLVM in it; a smaller one uses another library, which may be replaced.
+# A library of llvmlite larger than this contains LLVM. A smaller one uses LLVM from a library of its own, which may be
+# replaced without a change of llvmlite.
 WHOLE = 16 << 20
 
 # Every use of LLVM happens under this lock, so that a fork can wait until no thread is inside LLVM. It is reentrant
 # because the handlers around a fork run in a thread that may hold it.
 _lock = threading.RLock()
 _loaded: weakref.WeakValueDictionary[bytes, Module] = weakref.WeakValueDictionary()
-# Code whose Module is gone. A finalizer may run anywhere, even inside LLVM, so it only leaves its code here.
+# Code whose Module is gone, to be unloaded later. A finalizer may run anywhere, even inside LLVM, so it only puts the
+# code here.
 _dead: deque[Any] = deque()
 _kept: list[Module] = []
 
@@ -66,8 +68,8 @@ def host() -> tuple[str, str, str]:
     """The triple, the CPU's name and the features of this machine, as LLVM spells them."""
     with _lock:
         facts = _processor()
-        key = digest("host", build(), facts) if facts else None
-        known = cache.get(key) if key else None
+        key = digest("host", llvm_build(), facts) if facts else None
+        known = store.get(key) if key else None
         if known is not None:
             triple, cpu, features = known.decode().split("\n")
             return triple, cpu, features
@@ -75,30 +77,30 @@ def host() -> tuple[str, str, str]:
 
         found = llvm.host()
         if key:
-            cache.put(key, "\n".join(found).encode())
+            store.put(key, "\n".join(found).encode())
         return found
 
 
 def load(ir: str, triple: str, cpu: str, features: str) -> Module:
     """Machine code for the IR, ready to be called: from memory, from disk, or compiled now."""
-    key = digest(build(), triple, cpu, features, ir)
+    key = digest(llvm_build(), triple, cpu, features, ir)
     with _lock:
         if _arch(triple) != _arch(host()[0]):
             raise CompileError(f"code for {triple} cannot be loaded on {host()[0]}")
-        module = recall(key)
+        module = stored(key)
         if module is None:
             content = _compile(ir, triple, cpu, features)
-            cache.put(key, content)
+            store.put(key, content)
             module = _placed(key, content)
         return module
 
 
-def recall(key: bytes) -> Module | None:
-    """The code of a key, from memory or from disk."""
+def stored(key: bytes) -> Module | None:
+    """The code of a key if it was compiled before: from memory or from disk."""
     with _lock:
         module = _loaded.get(key)
         if module is None:
-            content = cache.get(key)
+            content = store.get(key)
             module = None if content is None else _placed(key, content)
         return module
 
@@ -112,7 +114,7 @@ def assemble(ir: str, triple: str, cpu: str, features: str) -> str:
 
 
 def digest(*parts: str) -> bytes:
-    """The key of a content. Each part is preceded by its length, so that no two contents run together."""
+    """The key of some parts: their hash. Each part comes after its length, so that ("ab", "c") is not ("a", "bc")."""
     total = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -128,7 +130,7 @@ def _compile(ir: str, triple: str, cpu: str, features: str) -> bytes:
 
 
 def _placed(key: bytes, content: bytes) -> Module:
-    """The module of an object file, which is in memory from now on."""
+    """Load an object file, and note its module under the key."""
     while _dead:
         _dead.popleft().close()
     module = _loaded[key] = Module(key, _code(content))
@@ -136,7 +138,7 @@ def _placed(key: bytes, content: bytes) -> Module:
 
 
 def _code(content: bytes) -> Any:
-    """An object file in memory, by our own loader where that works: LLVM takes 60 ms only to be loaded itself."""
+    """Load an object file, with our own loader if it can: LLVM takes 60 ms only to be imported (see elf.py)."""
     if sys.platform == "linux":
         try:
             return elf.Image(content)
@@ -148,8 +150,8 @@ def _code(content: bytes) -> Any:
 
 
 @lru_cache(maxsize=1)
-def build() -> str:
-    """What tells one build of LLVM from another, found without loading it."""
+def llvm_build() -> str:
+    """What tells one build of LLVM from another, found without importing it."""
     spec = find_spec("llvmlite")
     folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     try:
@@ -159,23 +161,23 @@ def build() -> str:
             if size > WHOLE:
                 return f"{PIPELINE} {os.name} {version} {size}"
     except (OSError, StopIteration):
-        pass  # It is packaged in some other way.
+        pass  # llvmlite is packaged in some other way.
     from . import llvm
 
     return f"{PIPELINE} {os.name} {llvm.version()}"
 
 
 def _processor() -> str:
-    """What the system says of this processor; nothing where it says too little to know it again."""
+    """What the system says of this processor; nothing if that is too little to recognise it later."""
     wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
     try:
-        # One read: the file tells of one processor after another, and each takes the system some time.
+        # One read is enough: the file describes every processor, and the system takes some time for each.
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
             text = file.read(8192).decode(errors="replace")
     except OSError:
         return ""
     first = dict(line.split("\t", 1) for line in text.split("\n\n")[0].splitlines() if "\t" in line)
-    # An older system may not know of all that the processor can do, so that it counts too.
+    # The release counts, because an older system may not know all features of the processor.
     return "\n".join([os.uname().release, *(first[n].strip() for n in wanted)]) if set(wanted) <= set(first) else ""
 
 
@@ -185,5 +187,5 @@ def _arch(triple: str) -> str:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child of a fork has only the forking thread: no other may be inside LLVM then, or its locks stay taken.
+    # A child of a fork has only the thread that forked. If another were inside LLVM then, its locks would stay taken.
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

@@ -1,5 +1,6 @@
-"""LLVM: what it knows of this machine, from IR text to object files and assembly, and its loader. `jit` alone calls it,
-under its lock.
+"""LLVM through llvmlite: what it knows of this machine, the way from IR text to object files and assembly, its loader.
+
+Only `jit` calls it, under a lock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def host() -> tuple[str, str, str]:
     try:
         features = llvm.get_host_cpu_features().flatten()
     except RuntimeError:
-        features = ""  # LLVM cannot tell on some systems; the CPU's name then says what it can.
+        features = ""  # LLVM cannot tell on some systems; then the CPU's name has to do.
     return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
 
 
@@ -40,7 +41,7 @@ def emit_assembly(ir: str, triple: str, cpu: str, features: str) -> str:
 
 
 def _emit(form: str, ir: str, triple: str, cpu: str, features: str) -> Any:
-    """The IR as an object file, which is to be loaded, or as assembly, which is to be read."""
+    """The IR as an object file, for the machine to run, or as assembly, for a person to read."""
     machine = _machine(triple, cpu, features, jit=form == "object")
     module = _optimized(ir, triple, machine)
     try:
@@ -53,11 +54,11 @@ def _emit(form: str, ir: str, triple: str, cpu: str, features: str) -> Any:
 
 
 class Engine:
-    """Code loaded by LLVM, wherever it runs. A symbol that is missing ends the process."""
+    """An object file loaded by LLVM, on any system. If it calls a function that does not exist, the process ends."""
 
     def __init__(self, content: bytes) -> None:
         _start()
-        # The engine owns its target machine, and wants a module even where all code comes from an object file.
+        # The engine owns its target machine, and needs a module even though all code comes from an object file.
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(*host(), jit=True))
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(content))
         self._engine.finalize_object()
@@ -70,7 +71,7 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """Unload the code; nothing may run in it any more."""
+        """Unload the code. The caller makes sure that nothing runs in it any more."""
         self._engine.close()
 
 
@@ -87,7 +88,7 @@ def _start_all() -> None:
 
 
 def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
-    """A target machine; code to be loaded may lie far from what it calls, so it gets the large model."""
+    """A target machine. Code that is loaded may be far from the functions it calls, so it gets the large code model."""
     try:
         target = llvm.Target.from_triple(triple)
         model = "jitdefault" if jit else "default"
@@ -99,11 +100,11 @@ def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
 def _optimized(ir: str, triple: str, machine: Any) -> Any:
     """The parsed module after the few passes that kernels need.
 
-    Generated code is already scheduled and vectorized; what asks to be inlined must be, accumulators in memory must
-    become registers (SROA) and chains of blocks be joined. A full pipeline takes more than twice the time and gives no
-    faster code.
+    Generated code is scheduled and vectorized already. What is left: inline the functions that say so, turn
+    accumulators in memory into registers (SROA), and join chains of blocks. A full pipeline takes more than twice as
+    long and gives no faster code (measured on Zen 4, run not kept).
     """
-    # A context of its own: names of types and constants of one kernel are not kept for the next.
+    # Each kernel has a context of its own, which does not keep the types and constants of earlier ones.
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(ir, context)

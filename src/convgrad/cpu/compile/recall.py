@@ -1,8 +1,9 @@
-"""What problems came to, kept on disk beside their code: a process that finds its problem here needs no planner, no IR
-and no LLVM.
+"""What earlier processes found for a problem: a note on disk says which code it has, so that a process which finds the
+note needs no planner, no IR and no LLVM (a warm start).
 
-A note counts for the very sources that wrote it, which are part of its key. A process whose sources have changed since
-it began does not know by which of them it works, and keeps no notes.
+The key of a note contains a digest of the sources that plan and write code, so a note is used only by the very same
+sources. If a source file changes while a process runs, that process cannot know which version it has imported, and
+writes no notes.
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ from hashlib import sha256
 from ...spec.problem import Problem
 from .. import BEGUN
 from ..target import Target
-from . import cache, jit
+from . import jit, store
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-# What a plan and its code are made by, besides the files of this folder and of all folders beside it.
+# Plans and code depend on every file below cpu/, and on these. A test compares them with what is imported there.
 OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
 
-
-# The key of a kernel's code, its workspace in bytes and its threads; or the reason why there is no kernel.
 Note = tuple[bytes, int, int] | str
+"""The key of a kernel's code, its workspace in bytes and its threads; or the reason why there is no kernel."""
 
 
 def recall(problem: Problem, target: Target, team: int) -> Note | None:
-    """The note on a problem, if one was kept."""
+    """The note on a problem, if there is one."""
     key = _key(problem, target, team)
-    content = None if key is None else cache.get(key)
+    content = None if key is None else store.get(key)
     if content is None:
         return None
     text = content.decode()
@@ -39,27 +39,27 @@ def recall(problem: Problem, target: Target, team: int) -> Note | None:
 
 
 def keep(problem: Problem, target: Target, team: int, note: Note) -> None:
-    """Keep a note for later processes."""
+    """Write a note for later processes."""
     key = _key(problem, target, team)
     if key is not None and not _changed():
         text = f"no: {note}" if isinstance(note, str) else f"{note[0].hex()} {note[1]} {note[2]}"
-        cache.put(key, text.encode())
+        store.put(key, text.encode())
 
 
 def _key(problem: Problem, target: Target, team: int) -> bytes | None:
-    sources = None if cache.folder() is None else _digest()
+    sources = None if store.folder() is None else _digest()
     if sources is None:
         return None
-    return jit.digest("note", jit.build(), sources, repr(problem), repr(target), str(team))
+    return jit.digest("note", jit.llvm_build(), sources, repr(problem), repr(target), str(team))
 
 
 @lru_cache(maxsize=1)
 def _digest() -> str | None:
-    """The digest of the sources; None where there are none to read, or none that can be relied on."""
+    """The digest of the sources; None if they cannot be read, or may differ from what this process has imported."""
     total = sha256()
     try:
         for path in _sources():
-            # Calls of the system and nothing else: all files together are a part of what a first call waits for.
+            # Plain system calls, because a first call waits until all files have been read.
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
             try:
                 facts = os.fstat(file)
@@ -75,7 +75,7 @@ def _digest() -> str | None:
 
 
 def _changed() -> bool:
-    """Whether a source may be newer than what this process has imported of it."""
+    """Whether a source may have changed after this process imported it."""
     try:
         return any(_new(os.stat(path)) for path in _sources())
     except OSError:
@@ -83,8 +83,8 @@ def _changed() -> bool:
 
 
 def _new(facts: os.stat_result) -> bool:
-    # A file may come with an old time of its content, but not of its place. Times are coarse, and some files are read
-    # before this package.
+    # A file that was copied may keep an old mtime, but its ctime is new. Two seconds are for coarse clocks, and for
+    # files that were imported before this package.
     return max(facts.st_mtime, facts.st_ctime) >= BEGUN - 2
 
 

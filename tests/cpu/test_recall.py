@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -12,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from convgrad.cpu import kernel, target
-from convgrad.cpu.compile import cache, jit
-from convgrad.cpu.compile import recall as notes
+from convgrad.cpu.compile import jit, recall, store
 from convgrad.spec import Problem
 
 PROBLEM = Problem.parse("x f32 n2 g1 cx16 cy32 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
@@ -24,11 +24,11 @@ DECLINED = Problem.parse("x f32 n1 g1 cx1 cy1 x2000x2000 w1x1 y4x4 s500x500 d1x1
 def place(tmp_path, monkeypatch):
     """A cache of its own, and notes as in a new process."""
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(notes, "BEGUN", notes.BEGUN + 1e9)  # A test run may be younger than a file just edited.
-    notes._digest.cache_clear()
+    monkeypatch.setattr(recall, "BEGUN", recall.BEGUN + 1e9)  # A test run may be younger than a file just edited.
+    recall._digest.cache_clear()
     kernel.find.cache_clear()
     yield tmp_path / "cache"
-    notes._digest.cache_clear()
+    recall._digest.cache_clear()
     kernel.find.cache_clear()
 
 
@@ -42,18 +42,18 @@ def one_more(monkeypatch, folder):
     path = folder / "more.py"
     path.write_text("LANES = 17\n")
     os.utime(path, (1, 1))
-    really = notes._sources()
-    monkeypatch.setattr(notes, "_sources", lambda: [*really, str(path)])
-    notes._digest.cache_clear()
+    really = recall._sources()
+    monkeypatch.setattr(recall, "_sources", lambda: [*really, str(path)])
+    recall._digest.cache_clear()
     return path
 
 
 def test_a_note_says_what_planning_said(monkeypatch):
-    assert notes.recall(PROBLEM, target.current(), 2) is None
+    assert recall.recall(PROBLEM, target.current(), 2) is None
     first = find()
     again = find()
     assert again is not first
-    assert again.note == first.note == notes.recall(PROBLEM, target.current(), 2)
+    assert again.note == first.note == recall.recall(PROBLEM, target.current(), 2)
     assert again.plan == first.plan
     assert find(team=1).note[2] == 1
     monkeypatch.setattr(kernel, "build", lambda *args: pytest.fail("planned again"))
@@ -80,37 +80,37 @@ def test_what_is_lost_is_made_again(place, lost):
     kernel.find.cache_clear()
     del first
     assert find().note[0].hex() + ".o" == code
-    assert cache.get(bytes.fromhex(code[:-2])) is not None
-    assert notes.recall(PROBLEM, target.current(), 2) is not None
+    assert store.get(bytes.fromhex(code[:-2])) is not None
+    assert recall.recall(PROBLEM, target.current(), 2) is not None
 
 
 def test_other_sources_have_other_notes(monkeypatch, tmp_path):
     find()
     other = one_more(monkeypatch, tmp_path)
-    assert notes.recall(PROBLEM, target.current(), 2) is None
+    assert recall.recall(PROBLEM, target.current(), 2) is None
     find()
-    assert notes.recall(PROBLEM, target.current(), 2) is not None
+    assert recall.recall(PROBLEM, target.current(), 2) is not None
     other.write_text("LANES = 18\n")
     os.utime(other, (1, 1))  # An edit need not show in a file's size or time.
-    notes._digest.cache_clear()
-    assert notes.recall(PROBLEM, target.current(), 2) is None
+    recall._digest.cache_clear()
+    assert recall.recall(PROBLEM, target.current(), 2) is None
 
 
 @pytest.fixture
 def package(monkeypatch, tmp_path):
     """A package of its own, as if this one were it."""
     copy = tmp_path / "convgrad"
-    shutil.copytree(notes.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(notes, "PACKAGE", str(copy))
+    shutil.copytree(recall.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(recall, "PACKAGE", str(copy))
     yield copy
-    notes._sources.cache_clear()
+    recall._sources.cache_clear()
 
 
 def digest():
     """The digest of the sources that a new process takes."""
-    notes._sources.cache_clear()
-    notes._digest.cache_clear()
-    found = notes._digest()
+    recall._sources.cache_clear()
+    recall._digest.cache_clear()
+    found = recall._digest()
     assert found is not None
     return found
 
@@ -138,7 +138,28 @@ def test_a_source_in_any_folder_is_counted(package, folder):
     assert digest() == seen[0]
 
 
-@pytest.mark.parametrize("name", ["dtypes.py", "spec/problem.py", "spec/table.py"])
+def imported(path, package):
+    """The files of the package that a file imports, but for the engine's own, which all count."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for place in (base, *(base / alias.name for alias in node.names)):
+                found |= {file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()}
+    return {file for file in found if package / "cpu" not in file.parents}
+
+
+def test_all_that_code_is_made_of_is_counted():
+    """What plans and code depend on is imported, directly or not. Errors change no code."""
+    package = Path(recall.PACKAGE)
+    found, new = set(), {file for path in (package / "cpu").rglob("*.py") for file in imported(path, package)}
+    while new:
+        found |= new
+        new = {file for path in new for file in imported(path, package)} - found
+    assert {file.relative_to(package).as_posix() for file in found} - {"errors.py"} == set(recall.OTHERS)
+
+
+@pytest.mark.parametrize("name", recall.OTHERS)
 def test_what_problems_are_made_of_is_counted(package, name):
     before = digest()
     with (package / name).open("a") as file:
@@ -148,38 +169,38 @@ def test_what_problems_are_made_of_is_counted(package, name):
 
 def test_sources_changed_meanwhile_make_no_notes(monkeypatch, tmp_path):
     edited = one_more(monkeypatch, tmp_path)
-    assert notes.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
-    os.utime(edited, (notes.BEGUN + 5, notes.BEGUN + 5))
+    assert recall.recall(PROBLEM, target.current(), 2) is None  # The digest is taken here, of the file as it was.
+    os.utime(edited, (recall.BEGUN + 5, recall.BEGUN + 5))
     find()
-    assert notes.recall(PROBLEM, target.current(), 2) is None
-    notes._digest.cache_clear()
-    assert notes._digest() is None
+    assert recall.recall(PROBLEM, target.current(), 2) is None
+    recall._digest.cache_clear()
+    assert recall._digest() is None
     edited.unlink()
     assert find() is not None
 
 
 def test_another_llvm_has_other_notes(monkeypatch):
     find()
-    assert notes.recall(PROBLEM, target.current(), 2) is not None
-    monkeypatch.setattr(jit, "build", lambda: "another")
-    assert notes.recall(PROBLEM, target.current(), 2) is None
+    assert recall.recall(PROBLEM, target.current(), 2) is not None
+    monkeypatch.setattr(jit, "llvm_build", lambda: "another")
+    assert recall.recall(PROBLEM, target.current(), 2) is None
 
 
 def test_a_source_that_comes_with_an_old_time_is_noticed(monkeypatch, tmp_path):
     new = tmp_path / "new.py"
-    monkeypatch.setattr(notes, "_sources", lambda: [str(new)])
-    monkeypatch.setattr(notes, "BEGUN", time.time() + 60)
+    monkeypatch.setattr(recall, "_sources", lambda: [str(new)])
+    monkeypatch.setattr(recall, "BEGUN", time.time() + 60)
     new.write_text("A = 1\n")
-    assert not notes._changed()
-    monkeypatch.setattr(notes, "BEGUN", time.time())
+    assert not recall._changed()
+    monkeypatch.setattr(recall, "BEGUN", time.time())
     os.utime(new, (1, 1))
-    assert notes._changed()
+    assert recall._changed()
 
 
 def test_without_a_cache_no_source_is_read(monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE", "off")
-    monkeypatch.setattr(notes, "_sources", lambda: pytest.fail("read"))
-    assert notes.recall(PROBLEM, target.current(), 2) is None
+    monkeypatch.setattr(recall, "_sources", lambda: pytest.fail("read"))
+    assert recall.recall(PROBLEM, target.current(), 2) is None
 
 
 def test_every_source_of_a_plan_is_counted():
@@ -191,8 +212,8 @@ def test_every_source_of_a_plan_is_counted():
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('convgrad.') and m.__file__))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    package = notes.PACKAGE
-    counted = {Path(p).relative_to(package) for p in notes._sources()}
+    package = recall.PACKAGE
+    counted = {Path(p).relative_to(package) for p in recall._sources()}
     # The public functions come along because a package's own file is imported first; plans do not call them.
     above = {
         "bias.py",

@@ -1,9 +1,9 @@
-"""Object files on disk, by content, shared by the processes of one user.
+"""The store of compiled code on disk: a cache of object files, found by a hash, shared by one user's processes.
 
-Machine code is loaded from here, so nothing is believed: a file counts only if its folder and the file itself belong to
-this user and nobody else may write them, and if a checksum over its key and content holds. Anything else is as good as
-missing, and replaced when the code has been compiled again. The cache never raises: without a usable folder there is
-none.
+Machine code is loaded from here, so no file is trusted blindly. It counts only if its folder and the file itself belong
+to this user, nobody else may write them, and a checksum over key and content is right. Any other file is treated as
+missing, and is replaced when the code has been compiled again. The store never raises: if its folder cannot be used,
+nothing is stored.
 
 CONVGRAD_CACHE=off turns it off, CONVGRAD_CACHE_DIR moves it, CONVGRAD_CACHE_SIZE bounds it ("64M", "1G", bytes).
 """
@@ -77,7 +77,7 @@ def put(key: bytes, content: bytes) -> None:
 
 
 def folder() -> Path | None:
-    """Where the files are, or None where there is no cache."""
+    """Where the files are, or None if the store is turned off or has no place."""
     if os.environ.get("CONVGRAD_CACHE", "").strip().lower() in ("off", "0", "no", "false"):
         return None
     named = os.environ.get("CONVGRAD_CACHE_DIR", "")
@@ -96,7 +96,7 @@ def folder() -> Path | None:
 
 
 class _Folder:
-    """An open folder that has been found to be this user's own, so that names cannot be swapped under it."""
+    """An open folder that belongs to this user. Files are opened relative to it, so that nobody can swap the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -117,7 +117,7 @@ class _Folder:
             os.close(self.fd)
 
     def read(self, key: bytes) -> bytes | None:
-        """The content of the key's file; every doubt is settled on the open file, before its bytes are used."""
+        """The content of the key's file. All checks are of the open file, and come before its bytes are used."""
         fd = self._open(key.hex() + ".o", READ)
         with open(fd, "rb", buffering=0) as file:
             facts = os.fstat(fd)
@@ -134,7 +134,7 @@ class _Folder:
             return content
 
     def write(self, key: bytes, content: bytes) -> None:
-        """Put a whole file in the key's place at once; a reader sees the old one, the new one or none."""
+        """Write the key's file in one step: a reader sees the old file, the new file or none, never a part of one."""
         temporary = os.urandom(8).hex() + ".tmp"
         fd = self._open(temporary, WRITE)
         try:
@@ -151,11 +151,12 @@ class _Folder:
             raise
 
     def grown(self, size: int, limit: int) -> bool:
-        """Count what was stored, and say whether it is time to look at the whole folder.
+        """Count what was stored, and say whether it is time to trim.
 
-        That takes long where there are thousands of files, so it happens after every sixteenth of the limit that all
-        processes together have stored. Trimming leaves an eighth free: the folder is within the limit all the time.
-        The tally has one byte for each block; its name holds the limit, so that another limit begins with a look.
+        Trimming looks at every file, which takes long if there are thousands. So it is due only when all processes
+        together have stored another sixteenth of the limit. It frees an eighth, so the folder is always within the
+        limit. The count is the length of a file, one byte for each block; the limit is in its name, so that a new limit
+        begins with a trim.
         """
         blocks = -(-size // BLOCK)
         try:
@@ -167,10 +168,10 @@ class _Folder:
                     file.truncate(1)
                 return full
         except OSError:
-            return True  # Without a tally every time is the time.
+            return True  # Nothing can be counted: trim every time.
 
     def trim(self, limit: int) -> None:
-        """Remove the files that were not used for the longest time, until an eighth of the limit is free."""
+        """Remove files, those not used for the longest time first, until an eighth of the limit is free."""
         files = []
         with os.scandir(self.path if self.fd is None else self.fd) as entries:
             for entry in entries:
@@ -203,7 +204,7 @@ class _Folder:
             else:
                 os.unlink(name, dir_fd=self.fd)
         except OSError:
-            pass  # It is gone, or cannot go; it does no harm where it is.
+            pass  # It is gone already, or cannot be removed; it does no harm.
 
 
 def _header(key: bytes, content: bytes) -> bytes:
@@ -222,7 +223,7 @@ def _check(facts: os.stat_result, kind: Callable[[int], bool]) -> None:
 
 
 def _limit() -> int:
-    """The most bytes that the cache may take."""
+    """The most bytes that the store may take."""
     text = os.environ.get("CONVGRAD_CACHE_SIZE", "").strip().lower().removesuffix("ib").removesuffix("b")
     match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)", text)
     if match is None:
@@ -233,10 +234,10 @@ def _limit() -> int:
 
 
 def _say(what: str, error: Exception) -> None:
-    """One line for whoever asks why there is no cache; the same trouble is told once."""
+    """Log one line for a user who wonders why nothing is cached; the same problem is logged once."""
     reason = getattr(error, "strerror", None) or str(error)
     if (text := f"cannot {what} the object cache: {reason}") not in _said:
-        import logging  # Only here: it takes time to import, and most processes have no trouble.
+        import logging  # Imported here, because it takes time and most processes have nothing to log.
 
         _said.add(text)
         logging.getLogger(__name__).debug(text)

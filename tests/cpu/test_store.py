@@ -1,4 +1,4 @@
-"""The cache on disk: what it believes, what it refuses, and that it never stands in the way."""
+"""The store of code on disk: what it trusts, what it refuses, and that a call never fails because of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from convgrad.cpu.compile import cache
+from convgrad.cpu.compile import store
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
 
@@ -26,7 +26,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(folder))
     for name in ("CONVGRAD_CACHE", "CONVGRAD_CACHE_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(store, "_said", set())
     return folder
 
 
@@ -49,12 +49,12 @@ def test_tests_have_a_folder_of_their_own():
 
 
 def test_content_comes_back(place):
-    assert cache.get(key(1)) is None
-    cache.put(key(1), b"one" * 1000)
-    cache.put(key(2), b"")
-    assert (cache.get(key(1)), cache.get(key(2)), cache.get(key(3))) == (b"one" * 1000, b"", None)
-    cache.put(key(1), b"uno")
-    assert cache.get(key(1)) == b"uno"
+    assert store.get(key(1)) is None
+    store.put(key(1), b"one" * 1000)
+    store.put(key(2), b"")
+    assert (store.get(key(1)), store.get(key(2)), store.get(key(3))) == (b"one" * 1000, b"", None)
+    store.put(key(1), b"uno")
+    assert store.get(key(1)) == b"uno"
     assert names(place) == sorted(path(place, number).name for number in (1, 2))
 
 
@@ -62,7 +62,7 @@ def test_content_comes_back(place):
 def test_folder_and_files_are_private(place):
     old = os.umask(0)
     try:
-        cache.put(key(1), b"one")
+        store.put(key(1), b"one")
     finally:
         os.umask(old)
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
@@ -71,10 +71,10 @@ def test_folder_and_files_are_private(place):
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", "no"])
 def test_it_can_be_turned_off(place, monkeypatch, word):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     monkeypatch.setenv("CONVGRAD_CACHE", word)
-    cache.put(key(2), b"two")
-    assert cache.get(key(1)) is None
+    store.put(key(2), b"two")
+    assert store.get(key(1)) is None
     assert len(names(place)) == 1
 
 
@@ -83,7 +83,7 @@ def damage(name):
     ways = {
         "empty": lambda data: b"",
         "short": lambda data: data[:20],
-        "header only": lambda data: data[: cache.HEADER],
+        "header only": lambda data: data[: store.HEADER],
         "cut": lambda data: data[:-1],
         "longer": lambda data: data + b"\0",
         "garbage": lambda data: os.urandom(len(data)),
@@ -91,7 +91,7 @@ def damage(name):
         "key": lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
         "checksum": lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
         "last byte": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        "bare content": lambda data: data[cache.HEADER :],
+        "bare content": lambda data: data[store.HEADER :],
     }
     return ways[name] if name else list(ways)
 
@@ -99,23 +99,23 @@ def damage(name):
 @pytest.mark.parametrize("way", damage(""))
 def test_damaged_files_are_ignored_and_rewritten(place, way):
     content = os.urandom(500)
-    cache.put(key(1), content)
+    store.put(key(1), content)
     path(place, 1).write_bytes(damage(way)(path(place, 1).read_bytes()))
-    assert cache.get(key(1)) is None
-    cache.put(key(1), content)
-    assert cache.get(key(1)) == content
+    assert store.get(key(1)) is None
+    store.put(key(1), content)
+    assert store.get(key(1)) == content
 
 
 def test_a_valid_file_under_another_name_is_ignored(place):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     os.replace(path(place, 1), path(place, 2))
-    assert cache.get(key(2)) is None
+    assert store.get(key(2)) is None
 
 
 @posix
 @pytest.mark.parametrize("kind", ["link", "loop", "fifo", "folder", "group", "world", "foreign"])
 def test_files_that_may_not_be_ours_are_ignored(place, kind, monkeypatch, tmp_path):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     file = path(place, 1)
     if kind in ("link", "loop", "fifo", "folder"):
         os.replace(file, tmp_path / "elsewhere")
@@ -132,12 +132,12 @@ def test_files_that_may_not_be_ours_are_ignored(place, kind, monkeypatch, tmp_pa
     else:
         really = os.fstat
         monkeypatch.setattr(os, "fstat", lambda fd: stranger(really(fd)))
-    assert cache.get(key(1)) is None
+    assert store.get(key(1)) is None
     monkeypatch.undo()
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(place))
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     # Only a folder in the way cannot be replaced; there is then no cache for this key, and no trouble.
-    assert cache.get(key(1)) == (None if kind == "folder" else b"one")
+    assert store.get(key(1)) == (None if kind == "folder" else b"one")
     assert [name for name in os.listdir(place) if name.endswith(".tmp")] == []
 
 
@@ -153,7 +153,7 @@ def stranger(facts):
 @posix
 @pytest.mark.parametrize("kind", ["group", "world", "foreign", "link", "file"])
 def test_folders_that_may_not_be_ours_are_left_alone(place, kind, monkeypatch, tmp_path):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     if kind in ("group", "world"):
         place.chmod(0o770 if kind == "group" else 0o707)
     elif kind == "foreign":
@@ -169,14 +169,14 @@ def test_folders_that_may_not_be_ours_are_left_alone(place, kind, monkeypatch, t
         else:
             place.write_text("a file")
     before = sorted(os.listdir(place)) if kind != "file" else None
-    assert cache.get(key(1)) is None
-    cache.put(key(2), b"two")
+    assert store.get(key(1)) is None
+    store.put(key(2), b"two")
     assert (sorted(os.listdir(place)) if kind != "file" else None) == before
 
 
 @posix
 def test_a_folder_that_cannot_be_written_means_no_cache(place, monkeypatch):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     if os.geteuid() == 0:
         # Root may write anywhere, so the system's answer is put in its mouth.
         really = os.open
@@ -189,8 +189,8 @@ def test_a_folder_that_cannot_be_written_means_no_cache(place, monkeypatch):
         monkeypatch.setattr(os, "open", refuse)
     else:
         place.chmod(0o500)
-    cache.put(key(2), b"two")
-    assert (cache.get(key(1)), cache.get(key(2))) == (b"one", None)
+    store.put(key(2), b"two")
+    assert (store.get(key(1)), store.get(key(2))) == (b"one", None)
     place.chmod(0o700)
 
 
@@ -199,11 +199,11 @@ def test_a_full_disk_leaves_nothing_behind(place):
     # A limit on the size of files stands for the disk: a write stops in the middle, as on a full one.
     text = f"""
 import resource
-from convgrad.cpu.compile import cache
+from convgrad.cpu.compile import store
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-cache.put({key(1)!r}, b"small")
-cache.put({key(2)!r}, b"large" * 1000)
-assert cache.get({key(1)!r}) == b"small" and cache.get({key(2)!r}) is None
+store.put({key(1)!r}, b"small")
+store.put({key(2)!r}, b"large" * 1000)
+assert store.get({key(1)!r}) == b"small" and store.get({key(2)!r}) is None
 print("good")
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
@@ -219,8 +219,8 @@ def test_strange_folders_raise_nothing(monkeypatch, setting, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     values = {**os.environ, "CONVGRAD_CACHE_DIR": setting}
     monkeypatch.setattr(os, "environ", values)
-    cache.put(key(1), b"one")
-    assert cache.get(key(1)) == (b"one" if setting == "" else None)
+    store.put(key(1), b"one")
+    assert store.get(key(1)) == (b"one" if setting == "" else None)
 
 
 def test_where_it_is(monkeypatch, tmp_path):
@@ -228,24 +228,24 @@ def test_where_it_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.folder() == tmp_path / "xdg" / "convgrad"
+    assert store.folder() == tmp_path / "xdg" / "convgrad"
     for unset in ("", "relative/path"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert cache.folder() == tmp_path / ".cache" / "convgrad"
+        assert store.folder() == tmp_path / ".cache" / "convgrad"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert cache.folder() == tmp_path / "Library/Caches/convgrad"
+    assert store.folder() == tmp_path / "Library/Caches/convgrad"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert cache.folder() == tmp_path / "local" / "convgrad"
+    assert store.folder() == tmp_path / "local" / "convgrad"
     monkeypatch.delenv("LOCALAPPDATA")
-    assert cache.folder() is None
+    assert store.folder() is None
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os.path, "expanduser", lambda name: name)
-    assert cache.folder() is None
-    cache.put(key(1), b"one")
-    assert cache.get(key(1)) is None
+    assert store.folder() is None
+    store.put(key(1), b"one")
+    assert store.get(key(1)) is None
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", "here")
-    assert cache.folder() == Path.cwd() / "here"
+    assert store.folder() == Path.cwd() / "here"
 
 
 def age(file, seconds):
@@ -255,15 +255,15 @@ def age(file, seconds):
 
 def test_what_was_not_used_for_longest_goes_first(place, monkeypatch):
     for number in range(8):
-        cache.put(key(number), b"x" * 4000)
+        store.put(key(number), b"x" * 4000)
         age(path(place, number), 100_000 - 1000 * number)
     age(path(place, 7), 50)
     (place / "notes.txt").write_text("not ours")
     # A hit on the oldest file makes it the youngest.
-    assert cache.get(key(0)) == b"x" * 4000
+    assert store.get(key(0)) == b"x" * 4000
     assert time.time() - path(place, 0).stat().st_mtime < 100
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "24K")
-    cache.put(key(9), b"y" * 4000)
+    store.put(key(9), b"y" * 4000)
     # 7/8 of 24 KiB is room for five blocks of 4 KiB.
     left = {number for number in range(10) if path(place, number).exists()}
     assert {0, 7, 9} <= left <= {0, 5, 6, 7, 9}
@@ -272,10 +272,10 @@ def test_what_was_not_used_for_longest_goes_first(place, monkeypatch):
 
 
 def test_a_hit_within_the_hour_writes_nothing(place):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     age(path(place, 1), 1000)
     before = path(place, 1).stat().st_mtime_ns
-    assert cache.get(key(1)) == b"one"
+    assert store.get(key(1)) == b"one"
     assert path(place, 1).stat().st_mtime_ns == before
 
 
@@ -285,11 +285,11 @@ def test_an_old_file_is_read_where_nothing_can_be_written(place, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     asked: list[int] = []
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     age(path(place, 1), 10_000)
     monkeypatch.setattr(os, "utime", refuse)
     monkeypatch.setattr(os, "supports_fd", {refuse})
-    assert cache.get(key(1)) == b"one"
+    assert store.get(key(1)) == b"one"
     assert asked
 
 
@@ -298,17 +298,17 @@ def test_the_size_is_bounded_all_the_time(place, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", str(limit))
     largest = 0
     for number in range(400):
-        cache.put(key(number), b"x" * 6000)
+        store.put(key(number), b"x" * 6000)
         if number % 10 == 0 or number > 200:
             facts = [entry.stat() for entry in os.scandir(place)]
             largest = max(largest, sum(max(f.st_size, getattr(f, "st_blocks", 0) * 512) for f in facts))
-        assert cache.get(key(number)) is not None
+        assert store.get(key(number)) is not None
     assert limit // 2 < largest <= limit
 
 
 def test_what_does_not_fit_is_not_stored(place, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "1000")
-    cache.put(key(1), b"x" * 1000)
+    store.put(key(1), b"x" * 1000)
     assert not place.exists()
 
 
@@ -326,20 +326,20 @@ def test_what_does_not_fit_is_not_stored(place, monkeypatch):
 )
 def test_sizes(monkeypatch, text, size):
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", text)
-    assert cache._limit() == size
+    assert store._limit() == size
 
 
 def test_abandoned_files_go(place, monkeypatch):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
     old, new = place / f"{'a' * 16}.tmp", place / f"{'b' * 16}.tmp"
     for file in (old, new):
         file.write_bytes(b"half")
     age(old, 10_000)
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "1M")
-    cache.put(key(2), b"two")
+    store.put(key(2), b"two")
     assert not old.exists()
     assert new.exists()
-    assert cache.get(key(1)) == b"one"
+    assert store.get(key(1)) == b"one"
 
 
 def test_storing_seldom_lists_the_folder(place, monkeypatch):
@@ -349,12 +349,12 @@ def test_storing_seldom_lists_the_folder(place, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "16M")
     # Once at the start, and then after every sixteenth: 256 blocks.
     for number in range(600):
-        cache.put(key(number), b"small")
+        store.put(key(number), b"small")
     assert len(looked) == 3
     # A new limit is looked after at once, and so is the old one when it comes back.
     for limit in ("8M", "16M"):
         monkeypatch.setenv("CONVGRAD_CACHE_SIZE", limit)
-        cache.put(key(0), b"small")
+        store.put(key(0), b"small")
     assert len(looked) == 5
     assert [name for name in os.listdir(place) if name.startswith("tally")] == [f"tally-{16 << 20}"]
 
@@ -364,21 +364,21 @@ def test_without_a_tally_the_size_is_bounded_too(place, monkeypatch):
     (place / "tally-65536").mkdir(parents=True)
     place.chmod(0o700)
     for number in range(40):
-        cache.put(key(number), b"small")
-        assert cache.get(key(number)) == b"small"
+        store.put(key(number), b"small")
+        assert store.get(key(number)) == b"small"
     assert len(names(place)) <= 16
 
 
 def test_a_hit_never_lists_the_folder(place, monkeypatch):
-    cache.put(key(1), b"one")
+    store.put(key(1), b"one")
 
     def refuse(*args):
         raise AssertionError("listed")
 
     for name in ("scandir", "listdir"):
         monkeypatch.setattr(os, name, refuse)
-    assert cache.get(key(1)) == b"one"
-    assert cache.get(key(2)) is None
+    assert store.get(key(1)) == b"one"
+    assert store.get(key(2)) is None
 
 
 def test_trouble_is_told_once(place, monkeypatch, caplog):
@@ -386,7 +386,7 @@ def test_trouble_is_told_once(place, monkeypatch, caplog):
     place.write_text("in the way")
     with caplog.at_level(logging.DEBUG, logger="convgrad"):
         for number in range(5):
-            assert cache.get(key(number)) is None
+            assert store.get(key(number)) is None
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.DEBUG
 
@@ -395,10 +395,10 @@ def test_many_writers_and_readers(place):
     def work(seed):
         for turn in range(200):
             number = (seed + turn) % 7
-            found = cache.get(key(number))
+            found = store.get(key(number))
             assert found in (None, b"%d" % number * 2000)
-            cache.put(key(number), b"%d" % number * 2000)
-            assert cache.get(key(number)) == b"%d" % number * 2000
+            store.put(key(number), b"%d" % number * 2000)
+            assert store.get(key(number)) == b"%d" % number * 2000
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
