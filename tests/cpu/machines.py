@@ -13,7 +13,7 @@ WIDE = FEATURES + ",+avx512f,+avx512bw,+avx512vl,+avx512dq"
 
 AVX512 = Target("avx512", X86, "x86-64", WIDE, 64, 32)
 AVX512_PAIRS = replace(AVX512, features=WIDE + ",+avx512bf16")
-HALVES = replace(AVX512_PAIRS, halves=True)
+HALVES = replace(AVX512_PAIRS, double_pumped=True)
 AVX2 = Target("avx2", X86, "x86-64", FEATURES, 32, 16)
 BASELINE = Target("baseline", X86, "x86-64", "", 16, 16)
 NEON = Target("neon", ARM, "generic", "+neon", 16, 32)

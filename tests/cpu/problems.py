@@ -40,9 +40,9 @@ def targets() -> dict[str, Target]:
         "native": host,
         "baseline": named("baseline"),
         "native in small caches": replace(host, **small),
-        "halves": replace(host, halves=True),
-        "halves in small caches": replace(host, halves=True, **small),
-        "without halves": replace(host, halves=False),
+        "halves": replace(host, double_pumped=True),
+        "halves in small caches": replace(host, double_pumped=True, **small),
+        "without halves": replace(host, double_pumped=False),
         "vector of 3": replace(host, width=12, tile=(5, 7)),
         "vector of 3 in small caches": replace(host, name="made up", width=12, tile=(2, 3), **small),
         "tile 3x2 in small caches": replace(host, tile=(3, 2), **small),
@@ -69,7 +69,7 @@ def invented(seed: int) -> Target:
     caches = {"l1": int(256 * 2 ** rng.uniform(0, 8)), "l2": int(2048 * 2 ** rng.uniform(0, 10))}
     caches["l3"] = int(caches["l2"] * 2 ** rng.uniform(-4, 4))
     name, halves = base.name if whole(0, 1) else "made up", bool(whole(0, 1))
-    return replace(base, name=name, width=width, halves=halves, tile=tile, **caches)
+    return replace(base, name=name, width=width, double_pumped=halves, tile=tile, **caches)
 
 
 def draw(rng: np.random.Generator, size: str = "small") -> Problem:

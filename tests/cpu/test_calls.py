@@ -217,7 +217,7 @@ def test_another_machine_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(convgrad.convolution(X, W, **SAME), Y)
     first, second = (k.kernel.plan.lanes for k in functional._known.values())
     host = target.native()
-    assert first == (host.halved() if host.halves else host).lanes(4)  # W has few channels
+    assert first == (host.at_half_width() if host.double_pumped else host).lanes(4)  # W has few channels
     assert second == 4
 
 

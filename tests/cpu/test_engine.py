@@ -213,8 +213,8 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
 def plans() -> list[Plan]:
     """The plans of all problems above; with pairs and vectors of half the width, even where this machine has none."""
     features = TARGETS["native"].features + ",+avx512bf16"
-    paired = replace(TARGETS["native"], width=64, registers=32, features=features, halves=False)
-    halves = replace(paired, halves=True)
+    paired = replace(TARGETS["native"], width=64, registers=32, features=features, double_pumped=False)
+    halves = replace(paired, double_pumped=True)
     small = TARGETS["native in small caches"]
     machines: list[Target] = [
         paired if name == "native" else halves if name == "halves" else t for name, t in TARGETS.items()

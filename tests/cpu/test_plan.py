@@ -253,7 +253,7 @@ def test_groups_side_by_side_are_whole_in_each_vector() -> None:
 
 NXC = " x@nxc y@nxc w@xio"
 FULL = Target("avx512", "x86_64-unknown-linux-gnu", "", "+avx512bf16", 64, 32)
-HALVED = replace(FULL, halves=True)
+HALVED = replace(FULL, double_pumped=True)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def names(folder):
 
 
 def test_tests_have_a_folder_of_their_own():
-    assert cache.folder() is not None
-    assert cache.folder().name.startswith("convgrad-tests-")
+    assert store.folder() is not None
+    assert store.folder().name.startswith("convgrad-tests-")
 
 
 def test_content_comes_back(place):

@@ -1,5 +1,8 @@
-"""What a kernel may count on: vector width, registers and caches of the machine it is written for. A value, so that
-tests can write code for one machine while running on another.
+"""The machine that code is written for: vector width, registers, caches, and how fast it computes.
+
+`native` reads the facts of the machine at hand: features and CPU from LLVM, the last-level cache from the system. A
+target is a plain value, so tests write code for one machine while they run on another. What planners make of these
+facts (tile shapes, costs) is in plan/tuning.py.
 """
 
 from __future__ import annotations
@@ -11,54 +14,63 @@ from functools import lru_cache
 from ..errors import UnsupportedError
 
 LINE = 64  # bytes of a cache line
-HALVES = ("znver4",)  # CPUs with AVX-512 that compute 64 bytes in two steps of 32
+DOUBLE_PUMPED = ("znver4",)  # LLVM's names of CPUs with AVX-512 that compute 64 bytes in two steps of 32
 
 
 @dataclass(frozen=True)
 class Target:
     """A machine to write code for.
 
-    `width` is the vector width in bytes and `registers` how many vectors fit at once. `halves` says that a vector of
-    half the width takes half the time, so that a plan may use those; `narrow`, that these are such. `l1` and `l2` are
-    the cache sizes that blocks are cut for: the same everywhere, because sums are cut by them too, so that machines
-    with the same vectors and `halves` give the same bits. Results beyond `l3` are written past it. `tile`, if given,
-    overrules the planner's (rows, vectors) of the register tile.
+    How the machine computes vectors:
+
+    ==============  ============================================================  ==================================
+    `double_pumped` AVX-512 in two steps of 32 bytes: a vector of half the width  AMD Zen 4
+                    takes half the time
+    `half_width`    the same machine, but this target has vectors of 32 bytes:    AMD Zen 4, where a plan chose so
+                    see `at_half_width`
+    `two_per_cycle` AVX-512 in one step, two vectors in each cycle: more sums     AMD Zen 5, Intel servers; assumed of
+                    must be under way at a time                                   every other CPU with AVX-512
+    none of them    vectors of 16 or 32 bytes                                     AVX2, SSE, NEON
+    ==============  ============================================================  ==================================
+
+    `l1` and `l2` are the cache sizes that blocks are cut for. They are the same everywhere, because they also cut sums:
+    so machines with the same vectors and `double_pumped` give the same bits.
     """
 
     name: str
     triple: str
     cpu: str
     features: str
-    width: int
-    registers: int
-    halves: bool = False
-    narrow: bool = False
+    width: int  # of a vector, in bytes
+    registers: int  # vectors that they hold
+    double_pumped: bool = False
+    half_width: bool = False
     l1: int = 32 * 1024
     l2: int = 1024 * 1024
-    l3: int = 16 * 1024 * 1024
-    tile: tuple[int, int] | None = None
+    l3: int = 16 * 1024 * 1024  # results that are larger are written past it
+    tile: tuple[int, int] | None = None  # (rows, vectors) of the register tile, in place of the planner's choice
 
     def lanes(self, size: int) -> int:
         """How many elements of so many bytes a vector holds."""
         return max(1, self.width // size)
 
     @property
-    def full(self) -> bool:
-        """Whether 64 bytes are computed in one step, two such vectors at a time: so many sums must be under way."""
-        return self.width == LINE and self.registers >= 32 and not self.halves
+    def two_per_cycle(self) -> bool:
+        """Whether two vectors of 64 bytes are computed in each cycle."""
+        return self.width == LINE and self.registers >= 32 and not self.double_pumped
 
     @property
-    def narrows(self) -> bool:
+    def may_halve_width(self) -> bool:
         """Whether a plan may use vectors of half the width."""
-        return self.halves and self.tile is None
+        return self.double_pumped and self.tile is None
 
-    def halved(self) -> Target:
+    def at_half_width(self) -> Target:
         """The same machine with vectors of half the width."""
-        return replace(self, width=self.width // 2, halves=False, narrow=True)
+        return replace(self, width=self.width // 2, double_pumped=False, half_width=True)
 
 
 def _level(features: frozenset[str], triple: str) -> tuple[str, int, int]:
-    """The name, vector width in bytes and register count that a set of features gives."""
+    """The name, vector width in bytes and number of registers of a machine with these features."""
     if {"+avx512f", "+avx512bw", "+avx512vl", "+avx512dq"} <= features:
         return "avx512", 64, 32
     if {"+avx2", "+fma"} <= features:
@@ -75,8 +87,8 @@ def native() -> Target:
 
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)
-    halves = name == "avx512" and cpu in HALVES
-    return Target(name, triple, cpu, features, width, registers, halves, l3=_last_cache() or Target.l3)
+    double_pumped = name == "avx512" and cpu in DOUBLE_PUMPED
+    return Target(name, triple, cpu, features, width, registers, double_pumped, l3=_last_cache() or Target.l3)
 
 
 def _last_cache() -> int:
@@ -91,26 +103,22 @@ def _last_cache() -> int:
     return max(sizes)
 
 
-# Features that a narrower level on the same machine must do without.
-_AVX2_OUT = "avx512"
-
-
 def named(name: str) -> Target:
-    """A level of this machine by name: native, avx512, avx2 or baseline. An unknown or missing one is an error."""
+    """The machine at hand, or a lower level: native, avx512, avx2, baseline. A level that it lacks is an error."""
     host = native()
     if name in ("", "native", host.name):
         return host
     x86 = host.triple.startswith(("x86_64", "amd64"))
     features = [f for f in host.features.split(",") if f]
+    # A lower level has one step of computing, whatever the machine.
+    level = replace(host, name=name, cpu="x86-64" if x86 else host.cpu, double_pumped=False)
     if name == "avx2" and x86 and host.name == "avx512":
-        fewer = [f"-{f[1:]}" if f[1:].startswith(_AVX2_OUT) else f for f in features]
-        return replace(host, name="avx2", cpu="x86-64", features=",".join(fewer), width=32, registers=16, halves=False)
+        without = [f"-{f[1:]}" if f[1:].startswith("avx512") else f for f in features]
+        return replace(level, features=",".join(without), width=32, registers=16)
     if name == "baseline":
-        fewer = [] if x86 else features
-        cpu = "x86-64" if x86 else host.cpu
-        return replace(host, name="baseline", cpu=cpu, features=",".join(fewer), width=16, registers=16, halves=False)
+        return replace(level, features="" if x86 else ",".join(features), width=16, registers=16)
     raise UnsupportedError(
-        f"CONVGRAD_TARGET={name!r} is not to be had here; this machine has native ({host.name}), "
+        f"CONVGRAD_TARGET={name!r} is not available; this machine has native ({host.name}), "
         f"{'avx2, ' if host.name == 'avx512' else ''}baseline"
     )
 

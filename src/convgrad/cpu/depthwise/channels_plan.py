@@ -32,7 +32,7 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     if p.wanted != "w":
         target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW_SLIDE)
     lanes = target.lanes(item)
-    if target.narrow:
+    if target.half_width:
         why.append(narrow_text(lanes, p.g))
     one = [1] * AXES
     maps = axis_maps(shape.axes, forward, one, (False,) * AXES, True)

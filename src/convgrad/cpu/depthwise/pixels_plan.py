@@ -29,9 +29,9 @@ def plan(p: Problem, target: Target, threads: int) -> Plane | None:
     why = ["one image of one channel after another, pixels of a row in the lanes"]
     # Measured: vectors of half the width, which cross fewer lines of memory, are quicker unless a row is two or more
     # whole ones; rows of less than one of them are quicker by another nest where they must be converted.
-    shorter = target.narrows and (width % lanes > 0 or width == lanes)
+    shorter = target.may_halve_width and (width % lanes > 0 or width == lanes)
     if shorter and (width >= lanes // 2 or DTYPES[p.dtype].size == item):
-        lanes = target.halved().lanes(item)
+        lanes = target.at_half_width().lanes(item)
         why.append(f"vectors of {lanes}: in rows of {width} they cross fewer lines of memory than longer ones")
     needed = ceil(width / lanes)
     few = [len(range(0, needed, v)) * v for v in range(1, 5)]

@@ -112,7 +112,7 @@ class Planner:
                 self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
         self.target = fitted(self.target, self._cost, price)
         self.lanes = self.target.lanes(self.item)
-        if self.target.narrow:
+        if self.target.half_width:
             self.why.append(narrow_text(self.lanes, self.out_total))
         if self.share:
             self.why.append(f"{self.lanes // cout} groups side by side in a vector")
@@ -151,7 +151,7 @@ class Planner:
         most of the cache, as far as one phase meets them.
         """
         axes, l2 = self.shape.axes, self.target.l2
-        if self.target.full and self.fold is None and (self.out_channel[1] == 1 or self.out_total == 1):
+        if self.target.two_per_cycle and self.fold is None and (self.out_channel[1] == 1 or self.out_total == 1):
             taps = prod(a.k if self.forward else ceil(a.k * gcd(a.stride, a.dilation) / a.stride) for a in axes)
             paired = self.p.dtype == "bf16" and dots(self.target) and self.cin % 2 == 0
             if taps * self.cin * self.block * (self.size if paired else self.item) <= l2 * 3 // 5:

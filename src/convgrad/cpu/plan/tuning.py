@@ -47,7 +47,7 @@ def tiles(target: Target) -> Tiles:
         rows, vectors = target.tile
         every = {v: float(v) for v in range(1, vectors + 1)}
         return Tiles(dict.fromkeys(every, rows), every, every, 1.0)
-    return FEW if target.registers < 32 else HALF if target.narrow else WHOLE
+    return FEW if target.registers < 32 else HALF if target.half_width else WHOLE
 
 
 def tile(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def tile(target: Target, lanes: int, channels: int, *, together: bool = False) -
 def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     """(rows, vectors) of the register tile of sums over pixels, whose rows are channels: one address serves many."""
     rows, vectors = tile(target, lanes, channels)
-    return (SUMS_ALONE if vectors == 1 and target.full and not target.tile else rows), vectors
+    return (SUMS_ALONE if vectors == 1 and target.two_per_cycle and not target.tile else rows), vectors
 
 
 def row_steps(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[float, int]:
@@ -87,7 +87,7 @@ def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int, p
     One that fills a vector of half the width has it to itself, or half of a whole one if products of bf16 can then be
     taken in pairs.
     """
-    alone = (target.narrows or pairs) and 2 * outputs == lanes
+    alone = (target.may_halve_width or pairs) and 2 * outputs == lanes
     return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
 
 
@@ -101,7 +101,7 @@ def widths(target: Target, price: float) -> list[tuple[Target, float]]:
 
     `price` is what two steps of half the width cost beside one.
     """
-    narrow = [(target.halved(), price / 2)] if target.narrows else []
+    narrow = [(target.at_half_width(), price / 2)] if target.may_halve_width else []
     return [(target, 1.0), *narrow]
 
 
@@ -131,7 +131,7 @@ def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
     """
     if target.registers < 32:
         return 1 + 0.03 * (rows - height)
-    if target.narrow and vectors == 1:
+    if target.half_width and vectors == 1:
         return rows / height if height else 1.0
     return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
 
@@ -142,7 +142,7 @@ def even(target: Target, vectors: int, apart: int) -> dict[int, float]:
     Single vectors, where two are multiplied at a time, gain by it and by more rows; not if a stride spreads the results
     (`apart` is how many bytes, 0 without a stride) so that those of a tile share a few sets of the first-level cache.
     """
-    alone = (target.narrow or target.full) and vectors == 1 and not target.tile
+    alone = (target.half_width or target.two_per_cycle) and vectors == 1 and not target.tile
     spread = apart == 0 or gcd(apart, WAY) < WAY // 2
     return {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)} if alone and spread else {}
 

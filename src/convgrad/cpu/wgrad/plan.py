@@ -160,7 +160,7 @@ class Planner:
             self.crow, self.clane = self._channels(self.row_side)
             self.highest, self.vectors = sums_tile(self.target, self.lanes, self.clane)
             self.rows = self._height(self.crow)
-        if self.target.narrow:
+        if self.target.half_width:
             self.why.append(narrow_text(self.lanes, self.clane))
         self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
         self.block = self.lanes * self.vectors
@@ -230,7 +230,7 @@ class Planner:
         grouped = self.groups > 1 and self.taps > 1
         if channel == 1 and grouped and (eight or (same_sets and crow * self.item <= LINE)):
             rows = False  # half of each line would be used, or lines so far apart drive each other out
-        if channel == 1 and same_sets and self.target.full:
+        if channel == 1 and same_sets and self.target.two_per_cycle:
             rows = False  # so they do for many rows, and products are too quick to wait
         rows = rows or (self.pairs and row_side in _paired_in_place(last))
         # With one tap the other side is read once for each tile of rows: for a few of them packing it would not pay.
