@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convgrad.cpu.plan.axes import Axis, axis_maps, lines, simplify, spans, spatial
+from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans, spatial
 from convgrad.cpu.plan.cost import BEGIN, Boxes, Filling, Room
+from convgrad.cpu.plan.prefetch import lines
 from convgrad.cpu.plan.records import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.plan.tuning import dots
@@ -610,7 +611,7 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
     assert isinstance(plan, Gather | Reduce)
     steps = plan.chunk // plan.width if isinstance(plan, Gather) else prod(plan.box) // (2 if plan.pairs else 1)
     assert plan.prefetch is not None
-    assert plan.prefetch.each * plan.prefetch.pause <= steps
+    assert plan.prefetch.lines_per_call * plan.prefetch.steps_per_line <= steps
 
 
 @pytest.mark.parametrize(

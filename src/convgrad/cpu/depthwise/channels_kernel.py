@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from ..emit.frame import Frame, buffers
-from ..emit.nan_repair import Mend
+from ..emit.nan_repair import NanRepair
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -250,7 +250,7 @@ def _write_w(plan: Slide) -> str:
     tap_weights = m.table("tap_weights", plan.taps)
     if plan.tap_ranges is None:
         raise ValueError("the plan does not say what a weight meets")
-    mend = Mend(m, plan.tap_ranges, given, (1, 1), (1, 1), 0)
+    mend = NanRepair(m, plan.tap_ranges, given, (1, 1), (1, 1), 0)
 
     frame = Frame(m, buffers(plan.sizes), plan.sum)
     f, at, pointers = frame.f, frame.at, frame.tensors
@@ -279,7 +279,7 @@ def _write_w(plan: Slide) -> str:
                 sum_ = f.op(f"fadd {given.vector} {sum_}, {more}")
             f.store(sum_, f.at(row, c, plan.sum), given.vector, size_of(plan.sum))
             x, y = (f.at(pointers[name], c, given.storage) for name in "xy")
-            mend.look(f, x, y, tap, f.at(row, c, plan.sum), f.sub(plan.channels, c))
+            mend.repair(f, x, y, tap, f.at(row, c, plan.sum), f.sub(plan.channels, c))
         with f.loop(0, plan.channels) as c:
             value = f.load(f.at(row, c, plan.sum), plan.sum, size_of(plan.sum))
             place = f.at(pointers["w"], f.add(offset, f.mul(c, plan.w_step)), result.storage)

@@ -1,1 +1,1 @@
-"""What all kernels are made of: register tiles, prefetch, stores, and the repair of NaN that padding makes."""
+"""What kernels are made of: their frame, register tiles, prefetch, stores, and the repair of NaN made by padding."""

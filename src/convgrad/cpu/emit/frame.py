@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..ir.builder import Function, Module, Value
-from ..plan.records import Prefetch
+from ..plan.prefetch import Prefetch
 from ..threads.team_ir import COUNTER
-from .prefetch import tabulate
+from .prefetch import list_lines
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each phase of a kernel: bytes from the team's address
@@ -59,7 +59,7 @@ class Frame:
 
     def list_lines(self, prefetch: Prefetch) -> None:
         """First of all, fill the buffer "lines" with the offsets that the tiles prefetch."""
-        self.f.call(tabulate(self.module, prefetch), self.at["lines"])
+        self.f.call(list_lines(self.module, prefetch), self.at["lines"])
 
     def end(self, *, stream: bool = False) -> str:
         """The module's text; before, results that were streamed are made visible to other threads."""

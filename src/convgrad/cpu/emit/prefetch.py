@@ -1,7 +1,7 @@
-"""Lines of memory that are asked for while something else is computed, so that they are near when their turn comes.
+"""The code of prefetching: which lines, and when, is decided in `plan/prefetch.py`.
 
-Asking for a line changes no value and never faults, so an address may be wrong: beyond a tensor, or of a box that
-another thread takes.
+A prefetch changes no value and never faults, so its address may be wrong: beyond a tensor, or of a box that another
+thread takes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ..ir.builder import Function, Module, Value
-from ..plan.records import Prefetch
+from ..plan.prefetch import Prefetch
 from ..target import LINE
 
-BURST = 4  # so few lines are asked for at once; more are spread over the products
 
-
-def tabulate(m: Module, prefetch: Prefetch) -> Function:
-    """A function that lists the offsets of the lines, region after region, each filled up to whole slices: (table)."""
+def list_lines(m: Module, prefetch: Prefetch) -> Function:
+    """A function that lists the offsets of all lines, those of a region filled up to whole slices: (table)."""
     f = m.function("list_lines", ["p:table"])
     (table,) = f.args
     first = 0
@@ -30,7 +28,7 @@ def tabulate(m: Module, prefetch: Prefetch) -> Function:
             index = f.get(position, "i64")
             f.store(offset, f.at(table, index, "i64"), "i64", 8)
             f.set(position, "i64", f.add(index, 1))
-        end = first + slices * prefetch.each
+        end = first + slices * prefetch.lines_per_call
         with f.loop(f.get(position, "i64"), end) as spare:
             f.store(0, f.at(table, spare, "i64"), "i64", 8)
         first = end
@@ -38,45 +36,46 @@ def tabulate(m: Module, prefetch: Prefetch) -> Function:
 
 
 def slice_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
-    """What the tile's call of that number asks for: a base, and where its offsets lie in the table."""
+    """What the call of that number prefetches: the base of a region, and where the offsets from it are listed."""
     call = f.min(call, sum(prefetch.slices) - 1)
     base, first = bases[0], prefetch.slices[0]
     for other, slices in zip(bases[1:], prefetch.slices[1:], strict=True):
         base = f.op(f"select i1 {f.test('slt', call, first)}, ptr {base}, ptr {other}")
         first += slices
-    return base, f.at(table, f.mul(call, prefetch.each), "i64")
+    return base, f.at(table, f.mul(call, prefetch.lines_per_call), "i64")
 
 
-def ask_for_run(f: Function, start: str, size: int) -> None:
-    """Ask for so many bytes that lie together, wherever they begin."""
+def prefetch_contiguous(f: Function, start: str, size: int) -> None:
+    """Prefetch so many contiguous bytes, wherever in a line they begin."""
     for byte in (*range(0, size, LINE), size - 1):
         f.prefetch(f.at(start, byte, "i8"))
 
 
 class Fetch:
-    """Asks for the lines of one slice, inside the tile."""
+    """Prefetches one slice, inside a tile: at its start, or line after line as `step` is called."""
 
     def __init__(self, f: Function, prefetch: Prefetch, base: str, offsets: str) -> None:
         self.f, self.prefetch, self.base, self.offsets = f, prefetch, base, offsets
         self.position = f.variable("i64", 0)
-        if prefetch.each <= BURST:
-            for i in range(prefetch.each):
+        if prefetch.burst:
+            for i in range(prefetch.lines_per_call):
                 self._line(i)
 
     def step(self) -> None:
-        """Ask for the next line, if they are spread and it is time; the last one again when there is none."""
-        if self.prefetch.each <= BURST:
+        """Prefetch the next line if it is time for one; at the end the last one again."""
+        if self.prefetch.burst:
             return
-        f, pause = self.f, self.prefetch.pause
+        f, last, pause = self.f, self.prefetch.lines_per_call - 1, self.prefetch.steps_per_line
         index = f.get(self.position, "i64")
         f.set(self.position, "i64", f.add(index, 1))
         if pause == 1:
-            self._line(f.min(index, self.prefetch.each - 1))
+            self._line(f.min(index, last))
             return
         with f.when(f.test("eq", f.op(f"and i64 {index}, {pause - 1}"), 0)):
-            self._line(f.min(f.div(index, pause), self.prefetch.each - 1))
+            self._line(f.min(f.div(index, pause), last))
 
     def _line(self, index: Value) -> None:
+        """Prefetch the line of an index in the slice."""
         f = self.f
         offset = f.load(f.at(self.offsets, index, "i64"), "i64", 8)
         f.prefetch(f.at(self.base, offset, "i8"))

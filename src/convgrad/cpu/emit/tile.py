@@ -1,4 +1,4 @@
-"""The register tile: sums of rows times lanes that stay in registers over a run of products."""
+"""The register tile: accumulators of rows by lanes, which stay in registers while products are added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..ir.vectors import any_lane, fma, splat
 
 
 class Tile:
-    """Accumulators of `rows` by `vectors`, as variables that become registers."""
+    """Accumulators of rows by vectors, as variables that become registers."""
 
     def __init__(self, f: Function, start: Sequence[Sequence[str]], lanes: int, sum_: str) -> None:
         self.f = f
@@ -18,15 +18,15 @@ class Tile:
         self.sum = sum_
         self.kind = vector(lanes, sum_)
         self.places = [[f.variable(self.kind, value) for value in row] for row in start]
-        self.masks: list[str] = []  # of each column, if only some lanes add
+        self.masks: list[str] = []  # of each column, if products are added in some lanes only
 
     def set(self, values: Sequence[Sequence[str]]) -> None:
-        """Begin again with other sums."""
+        """Give the accumulators other values."""
         for row, new in zip(self.places, values, strict=True):
             for place, value in zip(row, new, strict=True):
                 self.f.set(place, self.kind, value)
 
-    def doubtful(self) -> str:
+    def may_be_nan(self) -> str:
         """Whether a sum may be NaN: one is, or two are infinities of different sign."""
         f = self.f
         sums = [value for row in self.values() for value in row]
@@ -40,8 +40,8 @@ class Tile:
         """The sums as they stand."""
         return [[self.f.get(place, self.kind) for place in row] for row in self.places]
 
-    def broadcast(self, rows: Sequence[str], columns: str, align: int) -> None:
-        """Add one product everywhere: an element per row, times a vector per column, read at the given addresses."""
+    def add_broadcast(self, rows: Sequence[str], columns: str, align: int) -> None:
+        """Add one product to each accumulator: an element for each row, times a vector for each column."""
         f = self.f
         width = len(self.places[0])
         right = [f.load(f.at(columns, v * self.lanes, self.sum), self.kind, align) for v in range(width)]
@@ -50,11 +50,11 @@ class Tile:
             for v, (place, value) in enumerate(zip(row, right, strict=True)):
                 self._add(place, left, value, v)
 
-    def paired(self, rows: Sequence[str], columns: str, align: int, keep: str | None = None) -> None:
-        """Add two products everywhere: a pair of bf16 per row, times a vector of pairs per column.
+    def add_pairs(self, rows: Sequence[str], columns: str, align: int, keep: str | None = None) -> None:
+        """Add two products to each accumulator: a pair of bf16 for each row, times a vector of pairs for each column.
 
-        The machine's own instruction: products and sums in f32. Its last operand is the one that it can read and
-        spread by itself, so that is the pair. `keep`, 32 bits, says what of all pairs counts; the rest is zero.
+        This is the machine's own instruction, with products and sums in f32. It can load and broadcast its last operand
+        by itself, so that is the row's pair. `keep` is a mask of 32 bits for all pairs: what it leaves out is zero.
         """
         f = self.f
         width = len(self.places[0])
@@ -89,10 +89,10 @@ class Tile:
             )
         f.set(place, self.kind, added)
 
-    def picked(self, rows: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
-        """Add the products of groups that share the lanes: each lane picks the inputs of its own group.
+    def add_lane_groups(self, rows: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
+        """Add the products of groups side by side in the lanes: each lane takes the inputs of its own group.
 
-        Lane l belongs to group l // outputs. For each of the group's inputs, columns hold one vector per column.
+        Lane l belongs to group l // outputs. `columns` has a vector for each input of a group, and for each column.
         """
         f = self.f
         width = len(self.places[0])
@@ -107,10 +107,9 @@ class Tile:
                 for j in range(inputs):
                     self._add(place, of_group(f, self.kind, left, self.lanes, (inputs, outputs), j), right[j][v])
 
-    def gathered(self, taps: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
-        """Add the products of one pixel where groups share the lanes: each tap's inputs, times one vector per column.
-
-        Rows are (tap, input of a group).
+    def add_tap_groups(self, taps: Sequence[str], columns: str, align: int, inputs: int, outputs: int) -> None:
+        """Add the products of one pixel, groups side by side in the lanes: each tap's inputs, times a vector for each
+        column. Rows are (tap, input of a group).
         """
         f = self.f
         width = len(self.places[0])
@@ -124,16 +123,16 @@ class Tile:
                     self._add(self.places[t * inputs + j][v], own, right[v])
 
 
-def of_group(f: Function, kind: str, value: str, lanes: int, share: tuple[int, int], j: int) -> str:
-    """For each lane the j-th input of its group, of which so many channels (in, out) lie side by side."""
-    inputs, outputs = share
+def of_group(f: Function, kind: str, value: str, lanes: int, groups: tuple[int, int], j: int) -> str:
+    """For each lane the j-th input of its group. `groups` are the channels of one, (in, out)."""
+    inputs, outputs = groups
     if inputs == outputs == 1:
         return value
     return shuffle(f, kind, value, value, [lane // outputs * inputs + j for lane in range(lanes)])
 
 
 def addresses(f: Function, base: str, table: str, count: int, sum_: str) -> list[str]:
-    """Addresses of pixels: a base and offsets in elements, read from a table."""
+    """The addresses of pixels, from a table of their offsets in elements."""
     return [f.at(base, f.load(f.at(table, i, "i64"), "i64", 8), sum_) for i in range(count)]
 
 

@@ -399,11 +399,13 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
                 inputs, outputs = plan.share
                 if fetch is not None:
                     fetch.step()
-                tile.picked(here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs)
+                tile.add_lane_groups(
+                    here, f.at(weights, f.mul(number, inputs * width), plan.sum), align, inputs, outputs
+                )
                 return
             count = f.div(channels, plan.width)
             panel = f.at(weights, f.mul(f.mul(number, count), width), plan.sum)
-            add = tile.paired if plan.pairs else tile.broadcast
+            add = tile.add_pairs if plan.pairs else tile.add_broadcast
             marks = [f.at(masks, f.add(f.mul(number, width), v * plan.lanes), "i64") for v in columns] if masks else []
             tile.masks = [out.marked(f, at) for at in marks]
 
@@ -412,7 +414,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
 
             if plan.unrolled:
                 for c in range(plan.cin // plan.width):
-                    if fetch is not None and c < fetch.prefetch.asking(len(plan.taps)):
+                    if fetch is not None and c < fetch.prefetch.steps_needed(len(plan.taps)):
                         fetch.step()
                     step(c)
                 return
@@ -431,7 +433,7 @@ def _tile(m: Module, name: str, plan: Gather, out: Elements, height: int, vector
             for i in range(0, len(plan.fold.table), each)
             for code in (*plan.fold.table[i : i + each], *[0] * (width - each))
         ]
-        with f.when(tile.doubtful()):
+        with f.when(tile.may_be_nan()):
             begin()
             run(None, m.table(f"{name}_masks", padded))
             tile.masks = []

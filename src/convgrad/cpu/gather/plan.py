@@ -9,9 +9,10 @@ from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
-from ..plan.axes import Axis, Shape, axis_maps, inside, lines, packed, phases_of, simplify, spans, tap_offsets
+from ..plan.axes import Axis, Shape, axis_maps, inside, packed, phases_of, simplify, spans, tap_offsets
 from ..plan.cost import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
-from ..plan.records import Declined, Fold, Gather, Lines, Plan, Prefetch, busy_tiles, entry_steps, pitch, up
+from ..plan.prefetch import Lines, Prefetch, lines
+from ..plan.records import Declined, Fold, Gather, Plan, busy_tiles, entry_steps, pitch, up
 from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,

@@ -11,11 +11,9 @@ from itertools import pairwise, product
 from math import ceil
 
 from ...spec.problem import Ints, Problem
-from ..target import LINE
-from .records import AxisMap, Lines, Packed, Phase, Segment, TapRanges
+from .records import AxisMap, Packed, Phase, Segment, TapRanges
 
 AXES = 4
-FEW_LINES = 8  # of a run of more than so many, one does not matter
 
 
 @dataclass(frozen=True)
@@ -230,25 +228,6 @@ def phases_of(
         tap_table += mine
     phases.sort(key=lambda phase: phase.count == 0)
     return tuple(phases), tuple(tap_table)
-
-
-def lines(counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int) -> Lines:
-    """The lines of a box of pixels with so many channels, as a region to be fetched: what lies together is one run.
-
-    Where a line begins is not known: a run may touch one more than it fills. NumPy's arrays begin in the middle of one.
-    """
-    dims = sorted(
-        (abs(step) * size, count) for step, count in ((channel_step, channels), *zip(steps, counts, strict=True))
-    )
-    run, outer = size, list[tuple[int, int]]()
-    for step, count in dims:
-        if step <= max(run, LINE) and not outer:
-            run += (count - 1) * step
-        elif count > 1:
-            outer.append((count, step))
-    count = ceil(run / LINE)
-    ends = (count + 1, ceil((run - 1) / count)) if size < run and count <= FEW_LINES else (count, LINE)
-    return (*reversed(outer), ends)
 
 
 def longest(size: int, fits: Callable[[int], bool]) -> int:

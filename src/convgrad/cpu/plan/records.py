@@ -24,6 +24,7 @@ from typing import ClassVar, NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
+from .prefetch import Prefetch
 
 MUCH = 1 << 16  # bytes of a tile's sums
 
@@ -71,51 +72,6 @@ class TapRanges(NamedTuple):
     reach: tuple[tuple[tuple[int, int], ...], ...]  # of each tap, per axis: the range of o for which it lies inside x
     x_steps: Ints
     y_steps: Ints
-
-
-Lines = tuple[tuple[int, int], ...]
-"""Lines of memory: (how many, bytes between them), outermost first."""
-
-
-@dataclass(frozen=True)
-class Prefetch:
-    """Lines of memory that are asked for while something else is computed: a slice in each call of a tile that has
-    products.
-
-    A region is the lines of a box in one tensor.
-    """
-
-    regions: tuple[Lines, ...]
-    calls: int
-    steps: int  # steps of a call, each of a product or a pair of them, for one tap at least
-
-    @property
-    def each(self) -> int:
-        """Lines in a slice."""
-        lines = sum(prod(count for count, _ in region) for region in self.regions)
-        return ceil(lines / max(1, self.calls - len(self.regions) + 1))
-
-    @property
-    def pause(self) -> int:
-        """Steps between lines, so that they are spread over the call: a power of two."""
-        pause = 1
-        while 2 * pause * self.each <= self.steps:
-            pause *= 2
-        return pause
-
-    def asking(self, taps: int) -> int:
-        """Steps of each of so many taps that suffice to ask for all lines of a slice."""
-        return ceil(self.each * self.pause / taps)
-
-    @property
-    def slices(self) -> Ints:
-        """Slices of each region."""
-        return tuple(ceil(prod(count for count, _ in region) / self.each) for region in self.regions)
-
-    @property
-    def size(self) -> int:
-        """Lines of all slices."""
-        return sum(self.slices) * self.each
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from math import prod
 
 from ..emit.frame import Frame, buffers
-from ..emit.nan_repair import Mend
-from ..emit.prefetch import Fetch, ask_for_run, slice_of
+from ..emit.nan_repair import NanRepair
+from ..emit.prefetch import Fetch, prefetch_contiguous, slice_of
 from ..emit.store import Results
 from ..emit.tile import Tile
 from ..ir.builder import Function, Module, Value
@@ -332,7 +332,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
     if plan.asks_for_results and places:
         with f.when(f.test("ne", rest[2], 0)):
             for place in places:
-                ask_for_run(f, place, vectors * result.bytes)
+                prefetch_contiguous(f, place, vectors * result.bytes)
     tile = _begin(f, plan, vectors, sums, fresh, align)
     maps = (plan.x_walk, plan.y_walk) if plan.row_side == "x" else (plan.y_walk, plan.x_walk)
     units = (plan.row_unit, plan.sum)
@@ -344,11 +344,11 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
     with _pixels(f, plan, counts, (rows, lanes), maps, units) as ((a, b), _):
         if fetch is not None:
             fetch.step()
-        add = tile.paired if plan.pairs else tile.broadcast
+        add = tile.add_pairs if plan.pairs else tile.add_broadcast
         add(in_rows(a), b, lane_align)
     if plan.ragged:
         # A pixel that is not met is paired with data: zero times an infinity is NaN. Then once more, without it.
-        with f.when(tile.doubtful()):
+        with f.when(tile.may_be_nan()):
             tile.set([["zeroinitializer"] * vectors] * plan.rows)
             _go_on(f, plan, tile, sums, fresh, align)
             with _pixels(f, plan, counts, (rows, lanes), maps, units) as ((a, b), i):
@@ -356,7 +356,7 @@ def _tile(m: Module, name: str, plan: Reduce, result: Elements, vectors: int) ->
                 last = f.both(f.test("eq", i, f.sub(counts[3], 1)), f.test("ne", odd[1], 0))
                 second = f.op(f"select i1 {first}, i32 -65536, i32 -1")
                 keep = f.op(f"select i1 {last}, i32 65535, i32 -1")
-                tile.paired(in_rows(a), b, lane_align, f.op(f"and i32 {second}, {keep}"))
+                tile.add_pairs(in_rows(a), b, lane_align, f.op(f"and i32 {second}, {keep}"))
     if plan.direct:
         branch = f.either(f.test("ne", rest[2], 0))
         Results(result, stream=plan.stream).store_rows(f, tile.values(), places, rest[1])
@@ -391,7 +391,7 @@ def _shared_tile(m: Module, plan: Reduce, entries: str) -> Function:
     with _pixels(f, plan, counts, [*shifted, y], steps, [plan.sum] * len(steps)) as (here, _):
         if fetch is not None:
             fetch.step()
-        tile.gathered(here[:-1], here[-1], align, inputs, outputs)
+        tile.add_tap_groups(here[:-1], here[-1], align, inputs, outputs)
     _end(f, plan, tile, sums, align)
     return f
 
@@ -402,7 +402,7 @@ def _mend_sums(m: Module, plan: Reduce, n: Elements) -> Function:
         raise ValueError("groups do not share lanes in this plan")
     inputs, outputs = plan.share
     x_step, y_step = plan.x_channel[1], plan.y_channel[1]
-    mend = Mend(m, plan.tap_ranges, n, plan.share, (x_step, y_step), plan.block)
+    mend = NanRepair(m, plan.tap_ranges, n, plan.share, (x_step, y_step), plan.block)
     f = m.function("mend_sums", ["p:sums", "i:block", "i:tile", "i:lanes", "p:x", "p:y"])
     sums, block, tile, lanes, x, y = f.args
     first = f.mul(tile, plan.tap_step)
@@ -411,7 +411,7 @@ def _mend_sums(m: Module, plan: Reduce, n: Elements) -> Function:
         channel = f.add(f.mul(block, plan.block), lane)
         x_at = f.at(x, f.mul(f.mul(f.div(channel, outputs), inputs), x_step), n.storage)
         y_at = f.at(y, f.mul(channel, y_step), n.storage)
-        mend.look(f, x_at, y_at, f.add(first, step), at, f.min(f.sub(lanes, lane), plan.lanes))
+        mend.repair(f, x_at, y_at, f.add(first, step), at, f.min(f.sub(lanes, lane), plan.lanes))
     return f
 
 
@@ -497,12 +497,12 @@ def _ask_for_sums(
     if turned:
         each = plan.rows * len(plan.taps) * size_of(n.storage)
         with f.loop(0, lanes) as lane:
-            ask_for_run(f, f.at(to, f.mul(lane, lane_step), n.storage), each)
+            prefetch_contiguous(f, f.at(to, f.mul(lane, lane_step), n.storage), each)
     elif lane_step == 1:
         with f.loop(0, len(plan.taps)) as tap:
             offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
             for r in range(plan.rows):
-                ask_for_run(f, f.at(to, f.add(offset, r * row_step), n.storage), plan.vectors * n.bytes)
+                prefetch_contiguous(f, f.at(to, f.add(offset, r * row_step), n.storage), plan.vectors * n.bytes)
 
 
 def _turn_tile(m: Module, plan: Reduce, n: Elements) -> Function:

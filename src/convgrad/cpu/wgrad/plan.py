@@ -15,7 +15,6 @@ from ..plan.axes import (
     Axis,
     Shape,
     axis_maps,
-    lines,
     longest,
     offsets,
     packed,
@@ -27,7 +26,8 @@ from ..plan.axes import (
     valid_range,
 )
 from ..plan.cost import NARROWEST, busy
-from ..plan.records import Packed, Plan, Prefetch, Reduce, entry_steps, pitch, up
+from ..plan.prefetch import Prefetch, lines
+from ..plan.records import Packed, Plan, Reduce, entry_steps, pitch, up
 from ..plan.tuning import (
     NARROW,
     NARROW_PAIRS,
