@@ -16,6 +16,7 @@ Where pixels are row-packed without images, neighbours are pairs as they lie. Pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -34,14 +35,20 @@ def pair_channels(m: Module, n: Elements, box: PackBox) -> Function:
     With `box.pair` = (apart, step), entry e holds pixels e*step and e*step + apart, channel by channel.
     """
     f = m.function(f"{box.name}_row", ROW)
-    return _Channels(f, n, box).function
+    _PairChannels(f, n, box).write()
+    return f
 
 
-class _Channels:
+class _PairChannels(NamedTuple):
     """`pair_channels` while it is written."""
 
-    def __init__(self, f: Function, n: Elements, box: PackBox) -> None:
-        self.function, self.n, self.box = f, n, box
+    f: Function
+    n: Elements
+    box: PackBox
+
+    def write(self) -> None:
+        """All entries of a row."""
+        f, box = self.f, self.box
         _, _, first, channels = f.args
         axis, (apart, step) = box.axes[-1], box.pair
         entries = axis.extent // step
@@ -65,7 +72,7 @@ class _Channels:
 
     def _places(self, e: Value) -> tuple[list[str], list[str], str]:
         """Of an entry: whether each pixel lies in the tensor, where each pixel begins, and where the entry does."""
-        f, axis, (apart, step) = self.function, self.box.axes[-1], self.box.pair
+        f, axis, (apart, step) = self.f, self.box.axes[-1], self.box.pair
         row, to, first, _ = f.args
         at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, apart)]
         pixels = [f.at(row, f.mul(i, axis.stride), self.n.storage) for i in at]
@@ -74,18 +81,18 @@ class _Channels:
 
     def _entries(self, first: Value, low: Value, high: Value) -> None:
         """All entries from `low` to `high` - 1, as if they were one."""
-        f, n, pitch = self.function, self.n, self.box.pitch
+        f, n, pitch = self.f, self.n, self.box.pitch
         row, to, *_ = f.args
         pixels = [f.at(row, f.mul(f.add(first, low, shift), pitch), n.storage) for shift in (0, self.box.pair[0])]
         self._wholly(f.mul(f.sub(high, low), pitch), pixels, f.at(to, f.mul(low, self.box.entry_pitch), n.sum))
 
     def _wholly(self, count: Value, pixels: list[str], entry: str) -> None:
         """So many elements of two pixels that both lie in the tensor."""
-        each_vector(self.function, self.n, count, 4, lambda c, mask: self._interleave(c, pixels, entry, (mask, mask)))
+        each_vector(self.f, self.n, count, 4, lambda c, mask: self._interleave(c, pixels, entry, (mask, mask)))
 
     def _partly(self, inside: list[str], pixels: list[str], entry: str) -> None:
         """An entry with a pixel that may lie outside: then it is zero, and nothing of it is read."""
-        f, n = self.function, self.n
+        f, n = self.f, self.n
         channels = f.args[3]
         there = [f.choose(i, channels, 0) for i in inside]
         with f.loop(0, channels, n.lanes) as c:
@@ -93,7 +100,7 @@ class _Channels:
 
     def _interleave(self, c: Value, pixels: list[str], entry: str, masks: Sequence[str | None]) -> None:
         """A vector of channels of each pixel, from channel `c` on."""
-        f, n = self.function, self.n
+        f, n = self.f, self.n
         two = [n.load(f, f.at(p, c, n.storage), mask) for p, mask in zip(pixels, masks, strict=True)]
         place = f.at(entry, f.mul(c, 2), n.sum)
         f.store(interleave(f, n.vector, n.lanes, *two), place, f"<{2 * n.lanes} x {n.sum}>", size_of(n.sum))

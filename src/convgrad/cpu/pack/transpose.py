@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..ir.builder import Function, Module, Value, vector
 from ..ir.convert import Elements
@@ -37,60 +38,80 @@ def square(m: Module, n: Elements, box: PackBox) -> Function:
     widened. Pairs of neighbouring pixels, of 16 bits, are transposed as one number of 32.
     """
     f = m.function(f"{box.name}_square", SQUARE)
-    return _Square(f, n, box).function
+    _Square(f, n, box).write()
+    return f
 
 
-class _Square:
-    """A square while it is written: channels by pixels of the tensor, pixels by channels of the packed box."""
+class _Square(NamedTuple):
+    """`square` while it is written: channels by pixels of the tensor become pixels by channels."""
 
-    def __init__(self, f: Function, n: Elements, box: PackBox) -> None:
-        self.function, self.n, self.box = f, n, box
-        self.step = box.axes[-1].step
-        pairs = box.pairing is Pairing.PIXELS
-        self.unit, self.members = ("float", 2) if pairs else (n.storage, 1)
-        self.piece = piece(n.lanes, self.unit)  # entries that are transposed at a time
-        self.read = replace(n, lanes=self.members * self.piece, sum=n.storage)
+    f: Function
+    n: Elements
+    box: PackBox
+
+    @property
+    def members(self) -> int:
+        """Pixels of an entry."""
+        return 2 if self.box.pairing is Pairing.PIXELS else 1
+
+    @property
+    def unit(self) -> str:
+        """The type of an entry's element while it is transposed."""
+        return self.n.storage if self.members == 1 else "float"
+
+    @property
+    def read(self) -> Elements:
+        """A piece of a channel: the pixels that are transposed at a time."""
+        return replace(self.n, lanes=self.members * piece(self.n.lanes, self.unit), sum=self.n.storage)
+
+    def write(self) -> None:
+        """The whole square if all of it is there; else a piece at a time, as far as there are pixels."""
+        f, n, box = self
         *_, pixels, last = f.args
-        whole = not pairs and box.channels is not None and box.channels % n.lanes == 0
-        self.all = [i * box.channel_step for i in range(n.lanes)]
-        side = self.members * n.lanes
+        side, size = self.members * n.lanes, self.read.lanes
+        whole = self.members == 1 and box.channels is not None and box.channels % n.lanes == 0
         full = f.test("sge", pixels, side)
         branch = f.either(full if whole else f.both(full, f.test("sge", last, n.lanes - 1)))
-        for first in range(0, side, self.read.lanes):
-            self._transpose(first, self.read.lanes, self.all)
+        known: list[Value] = [i * box.channel_step for i in range(n.lanes)]
+        for first in range(0, side, size):
+            self._transpose(first, self._rows(first, size, known))
         f.otherwise(branch)
-        there = self.all if whole else [f.mul(f.min(last, i), box.channel_step) for i in range(n.lanes)]
-        each_piece(f, f.min(pixels, side), self.read.lanes, lambda first, count: self._transpose(first, count, there))
+        there = known if whole else [f.mul(f.min(last, i), box.channel_step) for i in range(n.lanes)]
+
+        def some(first: Value, count: Value) -> None:
+            self._transpose(first, self._rows(first, count, there, beyond=not whole))
+
+        each_piece(f, f.min(pixels, side), size, some)
         f.join(branch)
 
-    def _transpose(self, first: Value, count: Value, channels: Sequence[Value]) -> None:
-        """Transpose so many pixels of a piece, of the channels at these offsets."""
-        f, n, read = self.function, self.n, self.read
-        to = f.args[1]
-        last_pixel = f.mul(f.sub(count, 1), self.step)
-        mask = replace(read, lanes=read.lanes * self.step).window(f, 0, f.add(last_pixel, 1))
-        rows = self._rows(first, channels, mask)
+    def _rows(self, first: Value, count: Value, channels: Sequence[Value], *, beyond: bool = False) -> list[str]:
+        """So many pixels of each channel; `beyond` says that there may be channels beyond the last."""
+        f, n, box = self
+        source, _, _, last = f.args
+        read, step = self.read, box.axes[-1].step
+        kind = vector(piece(n.lanes, self.unit), self.unit)
+        wide = replace(read, lanes=read.lanes * step)
+        mask = wide.window(f, 0, f.add(f.mul(f.sub(count, 1), step), 1))
+        rows = []
+        for i, channel in enumerate(channels):
+            at = f.at(source, f.add(channel, f.mul(first, step)), n.storage)
+            row = thinned(f, read, at, step, mask)
+            if self.members > 1:
+                row = f.op(f"bitcast {read.vector} {row} to {kind}")
+            if box.zero_rest and beyond:
+                row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
+            rows.append(row)
+        return rows
+
+    def _transpose(self, first: Value, rows: list[str]) -> None:
+        """Transpose pieces of all channels, and write them."""
+        f, n, box = self
         element = n.sum if self.members == 1 else self.unit
         entry = f.div(first, self.members)
         for i, row in enumerate(transpose_pieces(f, rows, self.unit)):
             value = row if self.members > 1 else n.widen(f, row, n.lanes)
-            place = f.at(to, f.mul(f.add(entry, i), self.box.entry_pitch // self.members), element)
+            place = f.at(f.args[1], f.mul(f.add(entry, i), box.entry_pitch // self.members), element)
             f.store(value, place, vector(n.lanes, element), size_of(element))
-
-    def _rows(self, first: Value, channels: Sequence[Value], mask: str | None) -> list[str]:
-        """A piece of each channel."""
-        f, read, kind = self.function, self.read, vector(self.piece, self.unit)
-        source, _, _, last = f.args
-        rows = []
-        for i, channel in enumerate(channels):
-            at = f.at(source, f.add(channel, f.mul(first, self.step)), self.n.storage)
-            row = thinned(f, read, at, self.step, mask)
-            if self.members > 1:
-                row = f.op(f"bitcast {read.vector} {row} to {kind}")
-            if self.box.zero_rest and channels is not self.all:
-                row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
-            rows.append(row)
-        return rows
 
 
 def square_of_images(m: Module, n: Elements, box: PackBox) -> Function:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ...spec.problem import Ints
 from ..emit.store import Results
@@ -132,47 +133,53 @@ def unpack_square(m: Module, name: str, results: Results, square: Square) -> Fun
     if square.round_first and results.accumulate:
         raise ValueError("results that are added to others are not rounded before")
     f = m.function(name, ["p:from", "p:to", "i:pixels", "i:channels"])
-    return _Square(f, results, square).function
+    n, rounded = results.elements, list[str]()
+    if square.round_first:
+        places = range(2 * n.lanes)
+        rows = [f.load(f.at(f.args[0], i * square.pitch, n.sum), n.vector, size_of(n.sum)) for i in places]
+        rounded, out = transposed_sums(f, n, rows)
+        results = replace(results, elements=out)
+    _UnpackSquare(f, n, results, square, rounded).write()
+    return f
 
 
-class _Square:
+class _UnpackSquare(NamedTuple):
     """`unpack_square` while it is written."""
 
-    def __init__(self, f: Function, results: Results, square: Square) -> None:
-        self.function, self.sums, self.square = f, results.elements, square
-        self.results = results
-        self.rounded: list[str] = []
-        n = self.sums
-        source, _, pixels, channels = f.args
-        if square.round_first:
-            rows = [f.load(f.at(source, i * square.pitch, n.sum), n.vector, size_of(n.sum)) for i in range(2 * n.lanes)]
-            self.rounded, out = transposed_sums(f, n, rows)
-            self.results = replace(results, elements=out)
+    f: Function
+    sums: Elements
+    results: Results
+    square: Square
+    rounded: list[str]  # the vectors to write, if sums are rounded first
+
+    def write(self) -> None:
+        """All channels at once, or by way of the stack as many as there are."""
+        f, results, out = self.f, self.results, self.results.elements
+        _, _, pixels, channels = f.args
         if results.stream:
             # Channels may be aligned in any way, so each is tested for itself.
-            self._by_memory(lambda value, place: self.results.store_streamed(f, value, place, pixels))
+            self._by_memory(lambda value, place: results.store_streamed(f, value, place, pixels))
             return
-        out = self.results.elements
         mask = out.mask(f, pixels)
         if out.lanes * size_of(out.sum) < LINE:  # where vectors are short, a masked store may be many branches
-            self._by_memory(lambda value, place: self.results.store(f, value, place, mask))
+            self._by_memory(lambda value, place: results.store(f, value, place, mask))
             return
-        branch = None if square.whole else f.either(f.test("sge", channels, n.lanes))
+        branch = None if self.square.whole else f.either(f.test("sge", channels, self.sums.lanes))
         for i, value in enumerate(self._vectors()):
-            self.results.store(f, value, self._place(i), mask)
+            results.store(f, value, self._place(i), mask)
         if branch is not None:
             f.otherwise(branch)
-            self._by_memory(lambda value, place: self.results.store(f, value, place, mask))
+            self._by_memory(lambda value, place: results.store(f, value, place, mask))
             f.join(branch)
 
     def _place(self, channel: Value) -> str:
         """Where a channel begins in the tensor."""
-        f = self.function
+        f = self.f
         return f.at(f.args[1], f.mul(channel, self.square.channel_step), self.sums.storage)
 
     def _vectors(self) -> Iterator[str]:
         """For each channel, a vector of its pixels; a few channels are transposed just before they are wanted."""
-        f, n = self.function, self.sums
+        f, n = self.f, self.sums
         if self.square.round_first:
             yield from self.rounded
             return
@@ -183,7 +190,7 @@ class _Square:
 
     def _by_memory(self, write: Callable[[str, str], None]) -> None:
         """Keep the vectors on the stack, and write those of the channels that are there."""
-        f, out = self.function, self.results.elements
+        f, out = self.f, self.results.elements
         item = size_of(out.sum)
         square = f.name_value()
         f.allocas.append(f"{square} = alloca [{self.sums.lanes} x {out.vector}], align {LINE}")
