@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans, spatial
-from convgrad.cpu.plan.cost import BEGIN, Boxes, Filling, Room
+from convgrad.cpu.plan.bits import dots
+from convgrad.cpu.plan.cost import Boxes, Filling, Room
 from convgrad.cpu.plan.prefetch import lines
 from convgrad.cpu.plan.records import Declined, Gather, Plane, Reduce, Slide
 from convgrad.cpu.plan.registry import make_plan
-from convgrad.cpu.plan.tuning import dots
+from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import LINE, Target
 from convgrad.cpu.wgrad.plan import _busy
 from convgrad.dtypes import DTYPES
@@ -506,7 +507,7 @@ def test_boxes_of_pairs_overlap_little(layout: str) -> None:
 
 def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:
     axes = (Axis(1, 1), Axis(8, 8), Axis(28, 28, 3, pad=1), Axis(28, 28, 3, pad=1))
-    boxes = Boxes(axes, False, Room(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), 16)
+    boxes = Boxes(axes, False, Room(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), 16, tuning(TARGETS["native"]))
     whole, torn = boxes.ends([1, 1, 4, 28], shared=True), boxes.ends([1, 1, 7, 28], shared=True)
     assert whole < torn  # 112 results are seven lines of 16, 196 are not whole ones
     assert boxes.ends([1, 1, 7, 28], shared=False) == whole
@@ -537,7 +538,7 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
                 ends = [min(s.stop, at + b) - max(s.start, at) for s, at, b in zip(part, corner, box, strict=True)]
                 if min(ends) > 0:
                     taps = prod(len(s.taps) for s in part)
-                    counted[prod(ends)] = counted.get(prod(ends), 0) + taps * 10 + BEGIN
+                    counted[prod(ends)] = counted.get(prod(ends), 0) + taps * 10 + filling.begin
         steps, tiling = filling.best(box)
         assert steps == filling.steps(box, tiling)
         assert filling.runs(box, split) == counted

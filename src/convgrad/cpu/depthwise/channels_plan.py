@@ -7,8 +7,9 @@ from math import ceil, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..plan.axes import AXES, axis_maps, simplify, tap_offsets, tap_ranges
+from ..plan.bits import HALF_COST_DEPTHWISE, fitted
 from ..plan.records import Slide, up
-from ..plan.tuning import NARROW_SLIDE, converts_f16, fitted, narrow_text, streams
+from ..plan.tuning import converts_f16, half_width_text, streams
 from ..target import Target
 
 SLABS = 2 << 20  # bytes of the sums of all slices of a weight gradient, if four of them fit
@@ -30,10 +31,10 @@ def plan(p: Problem, target: Target, threads: int) -> Slide | None:
     item = DTYPES[p.dtype].accumulator.itemsize
     why = ["each channel on its own, the input read where it lies"]
     if p.wanted != "w":
-        target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), NARROW_SLIDE)
+        target = fitted(target, lambda t, step: step * ceil(p.g / t.lanes(item)), HALF_COST_DEPTHWISE)
     lanes = target.lanes(item)
     if target.half_width:
-        why.append(narrow_text(lanes, p.g))
+        why.append(half_width_text(lanes, p.g))
     one = [1] * AXES
     maps = axis_maps(shape.axes, forward, one, (False,) * AXES, True)
     taps = prod(a.k for a in shape.axes)

@@ -10,27 +10,23 @@ from math import ceil, gcd, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..plan.axes import Axis, Shape, axis_maps, inside, packed, phases_of, simplify, spans, tap_offsets
-from ..plan.cost import COPIED, LEAST_BOX, TURNED, Boxes, Filling, Room, Tasks, lost
+from ..plan.bits import (
+    HALF_COST,
+    HALF_COST_PAIRS,
+    TEAM,
+    THREAD_BYTES,
+    dots,
+    fit_lane_groups,
+    fitted,
+    lane_group_steps,
+    most_vectors,
+    row_steps,
+    vector_widths,
+)
+from ..plan.cost import Boxes, Filling, Room, Tasks, lost
 from ..plan.prefetch import Lines, Prefetch, lines
 from ..plan.records import Declined, Fold, Gather, Plan, busy_tiles, entry_steps, pitch, up
-from ..plan.tuning import (
-    NARROW,
-    NARROW_PAIRS,
-    ROOM,
-    TEAM,
-    converts_f16,
-    dots,
-    even,
-    fitted,
-    most_vectors,
-    narrow_text,
-    row_steps,
-    shared_steps,
-    shares,
-    streams,
-    tile,
-    widths,
-)
+from ..plan.tuning import converts_f16, even_steps, half_width_text, streams, tile, tuning
 from ..target import LINE, Target
 
 SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
@@ -91,15 +87,15 @@ class Planner:
         self.fold: Fold | None = None
         self.groups, self.in_total, self.out_total = p.g, cin, cout
         dotted = p.dtype == "bf16" and dots(self.target)
-        if shares(self.target, lanes, p.g, cin, cout, dotted):
+        if fit_lane_groups(self.target, lanes, p.g, cin, cout, dotted):
             self.share, self.groups = (cin, cout), 1
             self.in_total, self.out_total = p.g * cin, p.g * cout
-        price = NARROW_PAIRS if dotted and not self.share else NARROW
+        price = HALF_COST_PAIRS if dotted and not self.share else HALF_COST
         if p.g == 1 and 2 * cout <= lanes:
 
             def cost(channels: int) -> float:
-                choices = widths(self.target, price)
-                return min(step * row_steps(t, t.lanes(self.item), channels, together=True)[0] for t, step in choices)
+                choices = vector_widths(self.target, price)
+                return min(step * row_steps(t, t.lanes(self.item), channels, one_block=True)[0] for t, step in choices)
 
             room = most_vectors(self.target) * lanes
             limits = (room // cout, FOLDED // (room * cin * self.item))
@@ -114,10 +110,10 @@ class Planner:
         self.target = fitted(self.target, self._cost, price)
         self.lanes = self.target.lanes(self.item)
         if self.target.half_width:
-            self.why.append(narrow_text(self.lanes, self.out_total))
+            self.why.append(half_width_text(self.lanes, self.out_total))
         if self.share:
             self.why.append(f"{self.lanes // cout} groups side by side in a vector")
-        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total, together=self.fold is not None)
+        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total, one_block=self.fold is not None)
         if self.share and not self.target.tile:
             self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
         self.block = self.lanes * self.vectors
@@ -128,8 +124,8 @@ class Planner:
         """What a pixel costs with the vectors of a target, given what a step does."""
         lanes = target.lanes(self.item)
         if self.share:
-            return step * shared_steps(lanes, self.out_total, self.cout)
-        return step * row_steps(target, lanes, self.out_total, together=self.fold is not None)[0]
+            return step * lane_group_steps(lanes, self.out_total, self.cout)
+        return step * row_steps(target, lanes, self.out_total, one_block=self.fold is not None)[0]
 
     def _cut_sums(self) -> None:
         """Channels that are summed in one go, so that their weights stay in the second-level cache."""
@@ -141,7 +137,7 @@ class Planner:
             self.chunk = max(1, min(cin, up(ceil(cin / self._parts()), self.lanes)))
             if self.chunk < cin:
                 # Between chunks a thread keeps the sums of a box over all channels.
-                self.most = min(self.most, ROOM // (up(self.cout, self.block) * item))
+                self.most = min(self.most, THREAD_BYTES // (up(self.cout, self.block) * item))
                 if self.most < prod(self._out_strides()):
                     self.most, self.chunk = 4096, cin  # those of the smallest box are too many
 
@@ -215,9 +211,10 @@ class Planner:
         price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
         length = self.share[0] if self.share else self.cin
         apart = abs(axes[-1].x_step) * axes[-1].stride * self.out_size if max(self._out_strides()) > 1 else 0
-        evenly = {} if self.share else even(self.target, self.vectors, 0 if self.staged else apart)
+        evenly = {} if self.share else even_steps(self.target, self.vectors, 0 if self.staged else apart)
         filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price, evenly)
-        vector = COPIED if self.in_channel[1] == 1 else TURNED
+        tuned = tuning(self.target)
+        vector = tuned.boxes.pack if self.in_channel[1] == 1 else tuned.boxes.pack_transposed
         summed = self.share[0] if self.share else self.chunk
         weights = self.taps * summed * self.block * (self.size if self.pairs else self.item)
         room = Room(
@@ -225,7 +222,7 @@ class Planner:
             0 if self.in_place else vector * ceil(self.in_total / self.lanes),
             0 if self.out_channel[1] == 1 else self.out_total * (2 if self.pairs else 1),
         )  # fmt: skip
-        boxes = Boxes(axes, forward, room, line)
+        boxes = Boxes(axes, forward, room, line, tuned)
 
         def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
             able = self._many_weights(threads)
@@ -237,7 +234,7 @@ class Planner:
                 shared = self._shared_by(self.runs * number, threads)
                 return Tasks(shared, self.runs * shared)
 
-            return boxes.best(threads, LEAST_BOX * self.rows, lambda box: columns * steps(box), tasks)
+            return boxes.best(threads, tuned.search.least_tiles * self.rows, lambda box: columns * steps(box), tasks)
 
         # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
         # spoils, so which of them are taken must not depend on the number of threads.
@@ -292,12 +289,12 @@ class Planner:
             and cheap
             and self.taps * self.cin * self.out_total * self.size > self.target.l2
             and self.groups * self.blocks >= 2 * threads
-            and lost(blocks_wide, self.groups, threads) < 0.05
+            and lost(blocks_wide, self.groups, threads, tuning(self.target).search.many_tasks) < 0.05
         )
 
     def _sums_fit(self, boxes: int, results: int) -> bool:
         """Whether a thread can keep the sums of a block of channels for so many boxes, if it must."""
-        return self.chunk == self.cin or boxes * (results + self.lanes) * self.block * self.item <= ROOM
+        return self.chunk == self.cin or boxes * (results + self.lanes) * self.block * self.item <= THREAD_BYTES
 
     def _shared_by(self, tasks: int, threads: int) -> int:
         """Tasks that share a box, each with a part of the channels, if there would be so many without.
@@ -404,7 +401,7 @@ def _folded(
         return None
     wanted = [a.y if forward else a.x for a in shape.axes]
 
-    def even(span: list[int]) -> bool:
+    def even_steps(span: list[int]) -> bool:
         return len({high - low for low, high in pairwise(span)}) <= 1
 
     reached: list[list[dict[int, int]]] = []  # for each axis and place
@@ -417,7 +414,7 @@ def _folded(
             reads.update(here)
             if len(reads) > taps:
                 break
-            if factor % unit == 0 and even(span := sorted(reads)):
+            if factor % unit == 0 and even_steps(span := sorted(reads)):
                 spans[-1][factor] = span
 
     def met(factors: Ints) -> int:

@@ -18,24 +18,7 @@ from typing import NamedTuple
 from ..target import Target
 from .axes import Axis, axis_maps, longest, reach
 from .records import pieces, up
-from .tuning import shorter
-
-LEAST = 3  # a tile of fewer rows takes as long: it waits for weights from the second-level cache
-QUICK, HIGHER = 4, 0.003  # a tile of more rows takes a little longer for each: results are written later
-EVENLY = 0.997  # what a tile takes if its pixels are evenly spaced: one address serves them all
-TALL = 1.4  # what a row of a tile costs that is higher than others and whose pixels are not evenly spaced
-BEGIN = 16  # products that a tile takes longer for each run of them
-COPIED, TURNED = 3, 7  # steps that packing a vector takes, if channels lie together and if they lie apart
-RUN, TORN = 120, 300  # steps that a run of results takes if channels lie apart; if it has a line with another thread
-TASK = 500  # steps that a box takes for itself: its pixels are listed
-WAITING = 0.7  # what is lost of the time that threads wait: as a rule one of them is slower
-MANY = 32  # tasks for a thread: of more nothing is lost
-ROOMY, CROWDED = 0.6, 0.05  # beyond this share of the second-level cache it takes longer, so much for all of it
-SMALLEST = 8  # boxes that are so many times smaller than others are not looked at
-LOOKED_AT = 32  # boxes that are: those that overlap least, large ones first
-NARROWEST = 64  # positions of a row that is cut although it fits, if there are boxes enough
-ENOUGH, LEAST_BOX = 2, 2  # tasks for a thread, if boxes then hold so many tiles
-PIECES = 1000  # borders of large kernels are not kept apart in more pieces than this
+from .tuning import Tuning, shorter, tuning
 
 
 class Tiling(NamedTuple):
@@ -58,16 +41,19 @@ class Filling:
         target: Target, price: float, even: dict[int, float],
     ) -> None:  # fmt: skip
         self.channels = channels
+        row = tuning(target)
+        tiles = row.tiles
+        self.tuned, self.begin = tiles, row.boxes.begin
         self.even = even
         self.out_stride = [1 if forward else a.stride for a in axes]
-        heights = [rows] if target.tile else range(rows, max(rows - 3, 0), -1)
+        heights = [rows] if tiles.fixed else range(rows, max(rows - 3, 0), -1)
         none = (False,) * len(axes)
         self.splits = [none]
         self.tiles = [(rows, 0)]
         if prod(self.out_stride) <= 64:
             self.tiles = [(height, short) for height in heights for short in range(height)]
             if not in_place:
-                self.splits += _splits(axes)
+                self.splits += _splits(axes, row.search.border_pieces)
         # Where segments of pixels that meet the same taps begin and end does not depend on the box.
         whole = [a.y if forward else a.x for a in axes]
         able = tuple(any(split[i] for split in self.splits) for i in range(len(axes)))
@@ -75,9 +61,9 @@ class Filling:
 
         def price_of(tile: tuple[int, int]) -> tuple[float, float]:
             height, short = tile
-            more = (1 + price if short else 1.0) * (1 + HIGHER * max(height - QUICK, 0))
-            whole = shorter(target, rows, vectors, height) * height
-            less = shorter(target, rows, vectors, short) * max(short, LEAST)
+            more = (1 + price if short else 1.0) * (1 + tiles.high_price * max(height - tiles.flat_rows, 0))
+            whole = shorter(tiles, rows, vectors, height) * height
+            less = shorter(tiles, rows, vectors, short) * max(short, tiles.least_rows)
             return more * whole, more * less
 
         self.prices = {tile: price_of(tile) for tile in self.tiles}
@@ -119,27 +105,27 @@ class Filling:
             pixels = taps = often = 1
             for (n, met), times in parts:
                 pixels, taps, often = pixels * n, taps * met, often * times
-            total[pixels] = total.get(pixels, 0) + often * (taps * self.channels + BEGIN)
+            total[pixels] = total.get(pixels, 0) + often * (taps * self.channels + self.begin)
         return total
 
     def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
         height, short, split = tiling
-        whole, less = self.prices.get((height, short), (TALL * height, 0.0))
+        whole, less = self.prices.get((height, short), (self.tuned.uneven * height, 0.0))
         if self.common(split[-1], box[-1]) % height == 0:
-            whole = self.even.get(height, EVENLY * whole)
+            whole = self.even.get(height, self.tuned.evenly_spaced * whole)
         return sum(
             products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
             for n, products in total.items()
         )
 
 
-def _splits(axes: tuple[Axis, ...]) -> list[tuple[bool, ...]]:
+def _splits(axes: tuple[Axis, ...], pieces: int) -> list[tuple[bool, ...]]:
     """Axes on which borders may be kept apart: one of them, or all."""
     long = [i for i, a in enumerate(axes) if a.k > 1]
     longest_kernel = 9 if len(long) > 1 else 16
     long = [i for i in long if axes[i].k <= longest_kernel]
     chosen = [{i} for i in long]
-    if len(long) > 1 and prod(2 * axes[i].k - 1 for i in long) <= PIECES:
+    if len(long) > 1 and prod(2 * axes[i].k - 1 for i in long) <= pieces:
         chosen.append(set(long))
     return [tuple(i in one for i in range(len(axes))) for one in chosen]
 
@@ -168,8 +154,9 @@ class Room:
 class Boxes:
     """Boxes of results, each with the inputs that it meets."""
 
-    def __init__(self, axes: tuple[Axis, ...], forward: bool, room: Room, line: int) -> None:
+    def __init__(self, axes: tuple[Axis, ...], forward: bool, room: Room, line: int, row: Tuning) -> None:
         self.axes, self.room = axes, room
+        self.costs, self.search = row.boxes, row.search
         self.out_stride = [1 if forward else a.stride for a in axes]
         self.in_stride = [a.stride if forward else 1 for a in axes]
         self.results = [a.y if forward else a.x for a in axes]
@@ -210,7 +197,7 @@ class Boxes:
             shorter += [ceil(n / (cuts * c)) for c in many]
         line = ceil(self.line / self.out_stride[axis])
         whole = {up(s, line) if 2 * line <= s < n else s for s in shorter}
-        least = 1 if narrow else min(NARROWEST, size)
+        least = 1 if narrow else min(self.search.narrowest, size)
         return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
 
     def _choices(self, narrow: bool) -> list[list[int]]:
@@ -228,7 +215,8 @@ class Boxes:
 
         Each of them has something to do if that takes boxes of no fewer than `least` positions.
         """
-        wanted = ENOUGH * threads
+        costs = self.costs
+        wanted = self.search.enough_tasks * threads
 
         def busy(box: list[int]) -> int:
             each = tasks(box).each
@@ -237,18 +225,20 @@ class Boxes:
         found = [b for b in self.choices(False) if busy(b) == wanted and prod(b) >= least]
         if found:
             largest = max(map(prod, found))
-            found = [b for b in found if SMALLEST * prod(b) >= largest]
+            found = [b for b in found if self.search.smallest * prod(b) >= largest]
         else:  # few results: as many boxes as there can be
             found = self.choices(True)
             found = [b for b in found if prod(b) >= least] or found
-        looked_at = nsmallest(LOOKED_AT, found, key=lambda b: (-busy(b), self.entries(b) / prod(b), -prod(b)))
+        looked_at = nsmallest(
+            self.search.looked_at, found, key=lambda b: (-busy(b), self.entries(b) / prod(b), -prod(b))
+        )
 
         def cost(box: list[int]) -> float:
             number, (again, each) = self.number(box), tasks(box)
             packing = self.room.packing * self.entries(box) * number * again
             ends = self.room.channels * number * self.ends(box, shared=each > 0 and again == 1)
-            crowded = max(0.0, self.footprint(box) / self.room.l2 - ROOMY)
-            return (steps(box) + packing + ends + TASK * number) * (1 + CROWDED * crowded)
+            crowded = max(0.0, self.footprint(box) / self.room.l2 - costs.roomy)
+            return (steps(box) + packing + ends + costs.task * number) * (1 + costs.crowded * crowded)
 
         # Threads that wait only make it longer, so no box that costs more without that need be asked.
         least_cost, best = inf, looked_at[0]
@@ -256,17 +246,17 @@ class Boxes:
             if alone >= least_cost:
                 break
             waiting = self.waiting(box, tasks(box).each, threads)
-            together = alone * (1 - WAITING + WAITING / (1 - waiting))
+            together = alone * (1 - costs.waiting + costs.waiting / (1 - waiting))
             if together < least_cost:
                 least_cost, best = together, box
         return best
 
     def waiting(self, box: Sequence[int], each: int, threads: int) -> float:
         """The share of time that threads wait, if a box is so many tasks: see `lost`."""
-        if not each or self.number(box) > MANY * threads:
+        if not each or self.number(box) > self.search.many_tasks * threads:
             return 0.0
         lengths = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(self.count, box, strict=True)]
-        return lost([prod(sides) for sides in product(*lengths)], each, threads)
+        return lost([prod(sides) for sides in product(*lengths)], each, threads, self.search.many_tasks)
 
     def ends(self, box: Sequence[int], shared: bool) -> float:
         """Steps for the ends of runs of results in a box, of one channel: rows, or several of them if they are whole.
@@ -278,15 +268,16 @@ class Boxes:
         whole = columns >= width
         lengths = (rows * width,) if whole else (columns, width)
         torn = any(n % self.line for n in lengths) and not (whole and rows >= height)
-        return prod(outer) * (1 if whole else rows) * (TORN if torn and shared else RUN)
+        return prod(outer) * (1 if whole else rows) * (self.costs.torn_run if torn and shared else self.costs.run)
 
 
-def lost(sizes: Sequence[int], each: int, threads: int) -> float:
+def lost(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
     """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
 
-    Each size stands for so many pieces. The mean for that number of threads, two at least, and half of it.
+    Each size stands for so many pieces. The mean for that number of threads, two at least, and half of it;
+    none if there are more than `many` pieces for each.
     """
-    if each * len(sizes) > MANY * threads:
+    if each * len(sizes) > many * threads:
         return 0.0
     pieces = [size for size in sizes for _ in range(each)]
     return sum(1 - busy(pieces, team) for team in (threads // 2, threads)) / 2

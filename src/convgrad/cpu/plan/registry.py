@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
+from .bits import TEAM
 from .records import Declined, Made, Plan
-from .tuning import TEAM
 
 
 class Algorithm(NamedTuple):

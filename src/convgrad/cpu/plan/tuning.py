@@ -1,155 +1,210 @@
-"""What the machine asks of a plan: the shape of a tile, instructions that are there, results beyond the caches."""
+"""What decides speed, and nothing else: a table with a row for each kind of machine.
+
+`tuning(target)` is the row of a machine. Planners read numbers from it and have none of their own. To tune a new CPU,
+add a row to KINDS and let `kind` find it. Results stay the same, bit for bit: what they depend on is in bits.py.
+
+Costs are counted in steps: a vector times one channel, added to a sum. Where channels are taken in pairs, a pair is
+two steps.
+
+Origins: what is called measured was measured on Zen 4 and Zen 5 when it was written, and unless a commit has figures,
+the runs were not kept. Nothing was measured on AVX2, NEON or baseline machines of their own: AVX2 code was timed on
+machines with AVX-512, and the others take over what is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil, gcd, inf, prod
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..target import Target
+from ..target import LINE, Target
+from .bits import row_steps
 
-NARROW, NARROW_PAIRS, NARROW_SLIDE = 1.05, 1.1, 1.25  # what two steps of half the width cost beside one
-TEAM = 4  # work is cut for so many threads at least
-WAY = 4096  # bytes: lines that lie so far apart share a set of the first-level cache
-SUMS_ALONE = 16  # rows of a tile that sums pixels, if one vector is all there is and two are multiplied at a time
-ROOM = 4 << 20  # bytes that a thread may keep of one thing, whatever the number of channels
+WAY = 4096  # bytes: lines of memory that are so far apart share a set of the first-level cache
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Register tiles, by the vectors in a row.
+    """How high tiles are, and what one takes that is not filled.
 
-    The accumulators, one vector of weights per column and one broadcast must fit in the registers. More vectors are
-    better, since each value that is broadcast then serves more products; the last block of channels may have fewer.
+    The rows are pixels, or channels where sums are over pixels. More rows let each vector of weights that is loaded
+    serve more products. The sums of a tile must fit in the registers beside a row of weights and one broadcast.
     """
 
-    rows: dict[int, int]  # at most
-    cost: dict[int, float]  # of a step, in vectors
-    last: dict[int, float]  # of a step of the last block, if the others are wider
-    alone: float  # of a step if one vector is all there is
+    most_rows: dict[int, int]  # by the vectors in a row. Measured
+    sum_rows: int = 8  # of a tile that sums over pixels with one vector in a row
+    group_rows: int = 4  # of pixels where groups share lanes: the weights of all of a group's inputs are in registers
+    group_sums: int = 14  # vectors of sums over pixels where groups share lanes
+    row_price: float = 0.005  # what a step takes longer for each row that is missing. Measured
+    enough_rows: int = 4  # if more than two vectors are in a row, a tile so high is as good as any. Measured
+    whole_only: bool = False  # tiles of one vector take as long with fewer rows: eight are computed at a time
+    least_rows: int = 3  # a tile of fewer takes as long: it waits for weights from the second-level cache
+    flat_rows: int = 4  # a tile of more takes longer for each one more: results are written later
+    high_price: float = 0.003  # so much longer
+    evenly_spaced: float = 0.997  # what a tile takes whose pixels are evenly spaced: one address serves them all
+    uneven: float = 1.4  # what a row takes of a tile that is higher than others, if pixels are not evenly spaced
+    even_steps: dict[int, float] = field(default_factory=dict)  # steps of higher tiles with evenly spaced pixels
+    fixed: bool = False  # the target has a tile of its own: its height is taken as it is
 
 
-WHOLE = Tiles({1: 8, 2: 8, 3: 8, 4: 6}, {1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}, {1: 1.25, 2: 2.1, 3: 3.03}, 1.05)
-FEW = Tiles({1: 8, 2: 6}, {1: 1.25, 2: 2.1}, {1: 1.25}, 1.25)  # with 16 registers
-HALF = Tiles(
-    {1: 8, 2: 8, 3: 8, 4: 6, 5: 5, 6: 4, 7: 3},
-    {1: 1.6, 2: 2.4, 3: 3.05, 4: 4.0, 5: 5.0, 6: 6.05, 7: 7.1},
-    {1: 1.8, 2: 2.3, 3: 3.05, 4: 4.0, 5: 5.05, 6: 6.1},
-    1.4,
-)
+# One vector in a row where one tile of eight rows leaves multipliers idle: more rows fill them, if one address serves
+# all. Zen 5 with two threads, alternating: groups of 8 +12 to 30%, short sums +1 to 5%, 16 channels +8 to 48%.
+HIGHER = {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)}
 
 
-def tiles(target: Target) -> Tiles:
-    """The tiles to choose from."""
-    if target.tile:
-        rows, vectors = target.tile
-        every = {v: float(v) for v in range(1, vectors + 1)}
-        return Tiles(dict.fromkeys(every, rows), every, every, 1.0)
-    return FEW if target.registers < 32 else HALF if target.half_width else WHOLE
+@dataclass(frozen=True)
+class BoxCosts:
+    """What a box of pixels takes beside its products, in steps. All fitted to measured layers, runs not kept."""
+
+    begin: int = 16  # products that a tile takes longer for each run of pixels
+    pack: int = 3  # a vector of inputs that is packed, if channels are contiguous
+    pack_transposed: int = 7  # the same if they are strided
+    run: int = 120  # a run of results, if channels are strided
+    torn_run: int = 300  # the same if another thread writes to its first or last line of memory
+    task: int = 500  # a task: its pixels are listed
+    waiting: float = 0.7  # the share that is lost of the time that threads wait: as a rule one of them is slower
+    roomy: float = 0.6  # beyond this share of the second-level cache a box takes longer
+    crowded: float = 0.05  # so much longer for all of that cache
 
 
-def tile(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[int, int]:
-    """(rows, vectors) of the register tile for so many channels in the lanes, all in one block if `together`."""
+@dataclass(frozen=True)
+class BoxSearch:
+    """Which boxes are looked at, so that planning takes milliseconds. Found by trying, figures not recorded."""
+
+    smallest: int = 8  # not those that are so many times smaller than others
+    looked_at: int = 32  # so many at most: those that overlap least, large ones first
+    narrowest: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
+    enough_tasks: int = 2  # for a thread, if boxes then hold `least_tiles`
+    least_tiles: int = 2
+    many_tasks: int = 32  # for a thread: of more none is lost by waiting
+    border_pieces: int = 1000  # borders of large kernels are not kept apart in more pieces than this
+
+
+@dataclass(frozen=True)
+class GatherTuning:
+    """y and x."""
+
+    second_tile: float = 0.005  # a second tile takes time to compile: it must save this share. Origin not recorded
+    interleaved: int = 4  # channels that are strided are interleaved, if so few; squares of more are transposed
+    unrolled: int = 64  # channels (or pairs) times rows: so few products of one vector are written without a loop
+    copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% in the mean
+    copied_pixels: int = 200  # if it has so many pixels
+    shared_weights: float = 1.25  # of the second-level cache: more weights are not shared by all threads. Zen 5, +0.5%
+    task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
+    tasks: int = 2  # for a thread
+    cheap_tasks: int = 8  # the same, if packing a box again costs little beside its products: if it is followed by
+    cheap_steps: int = 16  # so many steps for each input
+    block_waiting: float = 0.05  # of the time: if threads wait no longer, each may take a block of channels for itself
+
+
+@dataclass(frozen=True)
+class WgradTuning:
+    """w, and 1x1 convolutions as sums over channels."""
+
+    copy: float = 0.5  # steps in which an element is packed. Measured
+    least_sums: int = 6  # vectors of sums in a tile, so that products need not wait for each other
+    better: float = 1.02  # tasks of another shape must take so much less time. Origin not recorded
+    prefetched_results: int = 1 << 16  # bytes of a tile that is written: so many are prefetched. Origin not recorded
+    least_height: int = 8  # rows of tiles that are looked at, or three fewer than there might be
+    many_tasks: int = 8  # for a thread: if they are more it does not matter that the last ones are not for all
+
+
+@dataclass(frozen=True)
+class DepthwiseTuning:
+    """Layers whose channels are each on their own."""
+
+    tile_vectors: int = 16  # of sums, where pixels are in the lanes. Origin not recorded
+    most_rows: int = 8  # the same: rows of a tile
+    most_kernel_rows: int = 9  # the same: their weights are in registers
+    tasks: int = 16  # for a thread
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The row of a kind of machine. What is prefetched follows from the boxes: see prefetch.py."""
+
+    tiles: Tiles
+    boxes: BoxCosts = BoxCosts()
+    search: BoxSearch = BoxSearch()
+    gather: GatherTuning = GatherTuning()
+    wgrad: WgradTuning = WgradTuning()
+    depthwise: DepthwiseTuning = DepthwiseTuning()
+
+
+THIRTY_TWO = {1: 8, 2: 8, 3: 8, 4: 6}  # rows of tiles, with so many registers
+SIXTEEN = Tuning(Tiles({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
+KINDS = {
+    # AVX-512, two vectors in each cycle: AMD Zen 5, Intel servers.
+    "two per cycle": Tuning(Tiles(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
+    # AVX-512 in two steps of 32 bytes: AMD Zen 4, with whole vectors and with vectors of half the width.
+    "double pumped": Tuning(Tiles(THIRTY_TWO)),
+    "half width": Tuning(Tiles({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
+    "avx2": SIXTEEN,
+    "neon": Tuning(Tiles(THIRTY_TWO)),
+    "baseline": SIXTEEN,
+}
+
+
+def kind(target: Target) -> str:
+    """The kind of a machine: its row in the table."""
+    if target.registers < 32:
+        return "avx2" if target.width == 32 else "baseline"
+    if target.half_width:
+        return "half width"
+    if target.two_per_cycle:
+        return "two per cycle"
+    return "double pumped" if target.double_pumped else "neon"
+
+
+@lru_cache(maxsize=64)
+def tuning(target: Target) -> Tuning:
+    """The row of a machine. One that has a tile of its own takes that, whatever the vectors in a row."""
+    row = KINDS[kind(target)]
+    if target.tile is None:
+        return row
+    rows, vectors = target.tile
+    most_rows = dict.fromkeys(range(1, vectors + 1), rows)
+    return replace(row, tiles=replace(row.tiles, most_rows=most_rows, sum_rows=rows, even_steps={}, fixed=True))
+
+
+def tile(target: Target, lanes: int, channels: int, *, one_block: bool = False) -> tuple[int, int]:
+    """(rows, vectors) of the register tile for so many channels in the lanes, all in one block if `one_block`."""
     if target.tile:
         return target.tile
-    _, vectors = row_steps(target, lanes, channels, together=together)
-    return tiles(target).rows[vectors], vectors
+    _, vectors = row_steps(target, lanes, channels, one_block=one_block)
+    return tuning(target).tiles.most_rows[vectors], vectors
 
 
 def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     """(rows, vectors) of the register tile of sums over pixels, whose rows are channels: one address serves many."""
     rows, vectors = tile(target, lanes, channels)
-    return (SUMS_ALONE if vectors == 1 and target.two_per_cycle and not target.tile else rows), vectors
+    return (tuning(target).tiles.sum_rows if vectors == 1 else rows), vectors
 
 
-def row_steps(target: Target, lanes: int, channels: int, *, together: bool = False) -> tuple[float, int]:
-    """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
+def shorter(tiles: Tiles, rows: int, vectors: int, height: int) -> float:
+    """What a step of a tile takes that has fewer rows than there might be."""
+    if tiles.whole_only and vectors == 1:
+        return rows / height if height else 1.0
+    if vectors > 2 and height >= min(tiles.enough_rows, rows):
+        return 1.0
+    return 1 + tiles.row_price * (rows - height)
 
-    `together` wants all channels in one block; where there is no such tile, that takes steps without end.
+
+def even_steps(target: Target, vectors: int, spread: int) -> dict[int, float]:
+    """Heights of tiles whose pixels are evenly spaced, with the steps they take, if they gain by more rows.
+
+    They do not if a stride spreads the results (`spread` is how many bytes, 0 without a stride) so that those of a tile
+    share a few sets of the first-level cache: Zen 5, 18 to 26% lost there.
     """
-    needed, known = ceil(channels / lanes), tiles(target)
-    if needed == 1:
-        return known.alone, 1
-
-    def steps(vectors: int) -> float:
-        return needed // vectors * known.cost[vectors] + known.last.get(needed % vectors, 0.0)
-
-    fitting = [v for v in known.cost if v == needed or (v < needed and not together)]
-    cost, vectors = min(((steps(v), -v) for v in fitting), default=(inf, 0))
-    return cost, -vectors
+    near = spread == 0 or gcd(spread, WAY) < WAY // 2
+    return tuning(target).tiles.even_steps if vectors == 1 and near else {}
 
 
-def shares(target: Target, lanes: int, groups: int, inputs: int, outputs: int, pairs: bool) -> bool:
-    """Whether groups have so few channels that several share a vector, each lane picking the inputs of its own.
-
-    One that fills a vector of half the width has it to itself, or half of a whole one if products of bf16 can then be
-    taken in pairs.
-    """
-    alone = (target.may_halve_width or pairs) and 2 * outputs == lanes
-    return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
-
-
-def shared_steps(lanes: int, channels: int, outputs: int) -> float:
-    """The vectors that groups of so many channels side by side take: without end where they do not fit."""
-    return ceil(channels / lanes) if lanes % outputs == 0 else inf
-
-
-def widths(target: Target, price: float) -> list[tuple[Target, float]]:
-    """The target, and the same with vectors of half the width if it has them, each with what a step costs.
-
-    `price` is what two steps of half the width cost beside one.
-    """
-    narrow = [(target.at_half_width(), price / 2)] if target.may_halve_width else []
-    return [(target, 1.0), *narrow]
-
-
-def fitted(target: Target, cost: Callable[[Target, float], float], price: float) -> Target:
-    """The target, or the same with vectors of half the width if the work costs less in all.
-
-    `cost` is asked what it costs, given a target and what a step does.
-    """
-    return min(widths(target, price), key=lambda width: cost(*width))[0]
-
-
-def narrow_text(lanes: int, channels: int) -> str:
+def half_width_text(lanes: int, channels: int) -> str:
     """Why vectors of half the width are used."""
     return f"vectors of {lanes}: {channels} channels fill them better than longer ones"
-
-
-def most_vectors(target: Target) -> int:
-    """Vectors that a tile may have in a row."""
-    return max(tiles(target).cost)
-
-
-def shorter(target: Target, rows: int, vectors: int, height: int) -> float:
-    """What a tile of fewer rows than there might be costs: each vector of columns that is loaded serves fewer products.
-
-    With 32 registers and more than two vectors, four rows are as good as more. Eight vectors of half the width are
-    computed at a time: fewer take as long.
-    """
-    if target.registers < 32:
-        return 1 + 0.03 * (rows - height)
-    if target.half_width and vectors == 1:
-        return rows / height if height else 1.0
-    return 1.0 if vectors > 2 and height >= min(4, rows) else 1 + 0.005 * (rows - height)
-
-
-def even(target: Target, vectors: int, apart: int) -> dict[int, float]:
-    """Rows of tiles whose pixels are evenly spaced, so that one address serves them all, with what they cost.
-
-    Single vectors, where two are multiplied at a time, gain by it and by more rows; not if a stride spreads the results
-    (`apart` is how many bytes, 0 without a stride) so that those of a tile share a few sets of the first-level cache.
-    """
-    alone = (target.half_width or target.two_per_cycle) and vectors == 1 and not target.tile
-    spread = apart == 0 or gcd(apart, WAY) < WAY // 2
-    return {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)} if alone and spread else {}
-
-
-def dots(target: Target) -> bool:
-    """Whether the machine multiplies and adds pairs of bf16."""
-    return target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
 
 
 def converts_f16(target: Target) -> bool:

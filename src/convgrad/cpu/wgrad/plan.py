@@ -25,27 +25,22 @@ from ..plan.axes import (
     tap_ranges,
     valid_range,
 )
-from ..plan.cost import NARROWEST, busy
+from ..plan.bits import (
+    HALF_COST,
+    HALF_COST_PAIRS,
+    NARROWEST,
+    TEAM,
+    THREAD_BYTES,
+    dots,
+    fit_lane_groups,
+    fitted,
+    lane_group_steps,
+    row_steps,
+)
+from ..plan.cost import busy
 from ..plan.prefetch import Prefetch, lines
 from ..plan.records import Packed, Plan, Reduce, entry_steps, pitch, up
-from ..plan.tuning import (
-    NARROW,
-    NARROW_PAIRS,
-    ROOM,
-    SUMS_ALONE,
-    TEAM,
-    WAY,
-    converts_f16,
-    dots,
-    fitted,
-    narrow_text,
-    row_steps,
-    shared_steps,
-    shares,
-    shorter,
-    streams,
-    sums_tile,
-)
+from ..plan.tuning import WAY, converts_f16, half_width_text, shorter, streams, sums_tile, tuning
 from ..target import LINE, Target
 
 FEW_ROWS = 112  # for no more than so many the other side is read where it lies
@@ -137,10 +132,10 @@ class Planner:
         self.groups, self.pairs, self.twins = p.g, False, False
         last, channels = self.shape.axes[-1], {self.x_channel[1], self.y_channel[1]}
         pixels_lie = last.x_step == last.y_step == 1 and 1 not in channels
-        if shares(self.target, self.lanes, p.g, p.cx, p.cy, dotted and pixels_lie):
+        if fit_lane_groups(self.target, self.lanes, p.g, p.cx, p.cy, dotted and pixels_lie):
             self.share, self.groups, self.row_side = (p.cx, p.cy), 1, "x"
             self.crow, self.clane = p.cx, p.g * p.cy
-            self._fit(lambda t, step: step * shared_steps(t.lanes(self.item), self.clane, p.cy), NARROW)
+            self._fit(lambda t, step: step * lane_group_steps(t.lanes(self.item), self.clane, p.cy), HALF_COST)
             self.x_channel = (0, self.x_channel[1] if p.cx > 1 else self.x_channel[0])
             self.y_channel = (0, self.y_channel[1] if p.cy > 1 else self.y_channel[0])
             self.vectors = self.target.tile[1] if self.target.tile else 1
@@ -155,13 +150,13 @@ class Planner:
             self.twins = pixels_lie and last is not self.shape.axes[-1]
             self.pairs = dotted and self.shape.axes[-1].y > 1
             if self.turned is None:
-                self._fit(self._cost, NARROW_PAIRS if dotted else NARROW)
+                self._fit(self._cost, HALF_COST_PAIRS if dotted else HALF_COST)
             self.row_side = self._side(self.lanes)
             self.crow, self.clane = self._channels(self.row_side)
             self.highest, self.vectors = sums_tile(self.target, self.lanes, self.clane)
             self.rows = self._height(self.crow)
         if self.target.half_width:
-            self.why.append(narrow_text(self.lanes, self.clane))
+            self.why.append(half_width_text(self.lanes, self.clane))
         self.w_strides = (g, wx, wy) if self.row_side == "x" else (g, wy, wx)
         self.block = self.lanes * self.vectors
         self.blocks = ceil(self.clane / self.block)
@@ -197,11 +192,11 @@ class Planner:
 
     def _height(self, channels: int) -> int:
         """Rows of the tile that fill it best with so many channels."""
-        lowest = min(self.highest - 3, SUMS_ALONE // 2)
+        lowest = min(self.highest - 3, tuning(self.target).wgrad.least_height)
         heights = range(self.highest, max(lowest, 0), -1)
 
         def cost(rows: int) -> float:
-            return ceil(channels / rows) * rows * shorter(self.target, self.highest, self.vectors, rows)
+            return ceil(channels / rows) * rows * shorter(tuning(self.target).tiles, self.highest, self.vectors, rows)
 
         return min(self.highest if self.target.tile else min(heights, key=cost), channels)
 
@@ -358,7 +353,7 @@ class Planner:
     def _has_room(self, lane_part: int) -> bool:
         """Whether the band of so many blocks is small enough."""
         pixels = self._pixels("y" if self.row_side == "x" else "x")
-        room = ROOM if self.turned is None else self.target.l2 // 4
+        room = THREAD_BYTES if self.turned is None else self.target.l2 // 4
         return lane_part * pixels * self.block * self.item <= room
 
     def _spare_copies(self) -> None:
@@ -374,7 +369,7 @@ class Planner:
         products = y * self.taps * self.clane / (self.lanes * (2 if self.pairs else 1))
         most = max(self.room, self.lane_part * self.row_part * self._sum_bytes())
         teams = (2, TEAM) if self.threads == TEAM else (self.threads,)  # a plan for TEAM serves fewer threads too
-        most_rows = max(self.row_part, ROOM // (self._pixels(self.row_side) * self.item))
+        most_rows = max(self.row_part, THREAD_BYTES // (self._pixels(self.row_side) * self.item))
 
         def work(lane_part: int, row_part: int) -> float:
             height, parts = self._height(row_part), ceil(crow / row_part)

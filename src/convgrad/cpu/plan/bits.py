@@ -1,0 +1,160 @@
+"""What decides bits: in which order the terms of a sum are added, and whether two are multiplied and added at a time.
+
+Floating-point sums depend on their order. Ours follows from the problem and from the kind of vectors, never from the
+number of threads, and never from a row of the table in tuning.py: that table may get a row for every CPU, and all
+CPUs with the same vectors still give equal results, bit for bit. So each constant that the order of a sum depends on
+is here. To change one changes results in their last bits: CHANGELOG must say so.
+
+A sum is ordered by
+- `row_steps`: the vectors in a row of a tile. Chunks of channels and boxes of pixels are as large as the packed data of
+  one block of channels allows, and a block is one row. `fitted` chooses vectors of half the width, with other blocks.
+- Chunks (y, x): channels whose weights are summed in one go, before the next are.
+- Boxes and slices (w): pixels that are summed in one go, and parts of the sum that are added in order.
+- Folds and groups in lanes, which bring taps into another order, and pairs of bf16: see `fit_lane_groups`, `dots`.
+
+Machines have other caches than these, but `Target.l1` and `Target.l2` are the same for all, since sums are cut by them.
+
+Only one choice is left to costs that matters beyond speed: whether taps that meet nothing but padding are left out at a
+border (`Tiling.split` in cost.py). Products with padding are zeros, so ordinary sums are the same; but they decide the
+sign of a sum that is zero, and an infinite weight makes NaN of them.
+
+Origins: "measured" constants were measured on Zen 4 and Zen 5 when they were written; the runs were not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, inf
+
+from ..target import Target
+
+TEAM = 4
+"""Threads that work is cut for at least. Slices of a sum are as many for every team, so that their number does not
+enter; borders are cut as for this team. Origin not recorded.
+"""
+
+THREAD_BYTES = 4 << 20
+"""Bytes that a thread may keep of one thing, whatever the number of channels: sums between chunks, for example. A sum
+over channels is not cut where its sums would be more. Origin not recorded.
+"""
+
+# y and x.
+
+BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay small. Origin not recorded
+FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
+FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded
+
+# w: which sides are read in place says how many pixels are in a box, and so does what is packed. All measured.
+
+IN_PLACE_ROWS = 112  # for no more rows the side in the lanes is read in place
+IN_PLACE_POINTWISE = 48  # the same where pixels are in the lanes: vectors of them are far apart
+IN_PLACE_SPREAD = 200  # and this, if blocks of four fall into all sets of the first-level cache
+IN_PLACE_SHORT = 12  # and this, if vectors are shorter than lines of memory
+KEPT_LINES = 46  # a box whose lines stay in the first-level cache has fewer pixels, if each serves few products
+COPY = 0.5  # steps in which an element is packed
+SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
+OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
+NARROWEST = 64  # pixels of a row that is cut for that
+DEPTHWISE_SLICE_BYTES = 2 << 20  # the same as SLICE_BYTES, for layers whose channels are each on their own
+
+
+def most_packed_stride(target: Target) -> int:
+    """Of so many pixels one may be taken by the shuffles that pack a row; with few registers, masks may be branches."""
+    return 8 if target.registers >= 32 else 2
+
+
+@dataclass(frozen=True)
+class BlockWidths:
+    """How many vectors a row of a tile may have, and what a step costs then, in vectors.
+
+    All sums of a tile, one vector of weights for each column and one broadcast must fit in the registers. More vectors
+    in a row are better, since each value that is broadcast then serves more products. The last block of channels may
+    have fewer than the others.
+    """
+
+    cost: dict[int, float]
+    last: dict[int, float]  # of the last block, if the others are wider
+    alone: float  # if one vector is all there is
+
+
+# Measured; which runs is not recorded.
+WHOLE = BlockWidths({1: 1.25, 2: 2.1, 3: 3.03, 4: 4.0}, {1: 1.25, 2: 2.1, 3: 3.03}, 1.05)
+SIXTEEN_REGISTERS = BlockWidths({1: 1.25, 2: 2.1}, {1: 1.25}, 1.25)
+HALF_WIDTH = BlockWidths(
+    {1: 1.6, 2: 2.4, 3: 3.05, 4: 4.0, 5: 5.0, 6: 6.05, 7: 7.1},
+    {1: 1.8, 2: 2.3, 3: 3.05, 4: 4.0, 5: 5.05, 6: 6.1},
+    1.4,
+)
+
+HALF_COST, HALF_COST_PAIRS, HALF_COST_DEPTHWISE = 1.05, 1.1, 1.25
+"""What two steps of half the width cost beside one of the whole, on machines that may halve vectors. Measured on
+Zen 4, runs not kept.
+"""
+
+
+def block_widths(target: Target) -> BlockWidths:
+    """The widths of tiles to choose from; a target that has a tile of its own may have all up to that."""
+    if target.tile:
+        every = {v: float(v) for v in range(1, target.tile[1] + 1)}
+        return BlockWidths(every, every, 1.0)
+    return SIXTEEN_REGISTERS if target.registers < 32 else HALF_WIDTH if target.half_width else WHOLE
+
+
+def most_vectors(target: Target) -> int:
+    """Vectors that a row of a tile may have."""
+    return max(block_widths(target).cost)
+
+
+def row_steps(target: Target, lanes: int, channels: int, *, one_block: bool = False) -> tuple[float, int]:
+    """The steps that a row of the tile takes for so many channels, and how many vectors go in one.
+
+    `one_block` wants all channels in one block; where no tile is so wide, that takes steps without end.
+    """
+    needed, known = ceil(channels / lanes), block_widths(target)
+    if needed == 1:
+        return known.alone, 1
+
+    def steps(vectors: int) -> float:
+        return needed // vectors * known.cost[vectors] + known.last.get(needed % vectors, 0.0)
+
+    fitting = [v for v in known.cost if v == needed or (v < needed and not one_block)]
+    cost, vectors = min(((steps(v), -v) for v in fitting), default=(inf, 0))
+    return cost, -vectors
+
+
+def vector_widths(target: Target, price: float) -> list[tuple[Target, float]]:
+    """The target, and the same with vectors of half the width if it may halve them, each with what a step costs.
+
+    `price` is what two steps of half the width cost beside one.
+    """
+    halved = [(target.at_half_width(), price / 2)] if target.may_halve_width else []
+    return [(target, 1.0), *halved]
+
+
+def fitted(target: Target, cost: Callable[[Target, float], float], price: float) -> Target:
+    """The target, or the same with vectors of half the width if the work costs less in all.
+
+    `cost` says what it costs, given a target and what a step does.
+    """
+    return min(vector_widths(target, price), key=lambda width: cost(*width))[0]
+
+
+def fit_lane_groups(target: Target, lanes: int, groups: int, inputs: int, outputs: int, pairs: bool) -> bool:
+    """Whether groups have so few channels that several share a vector, each lane picking the inputs of its own.
+
+    One that fills a vector of half the width has it to itself, or half of a whole one if products of bf16 can then be
+    taken in pairs.
+    """
+    alone = (target.may_halve_width or pairs) and 2 * outputs == lanes
+    return groups > 1 and inputs <= outputs < lanes and lanes % outputs == 0 and not alone
+
+
+def lane_group_steps(lanes: int, channels: int, outputs: int) -> float:
+    """The vectors that groups of so many channels side by side take: without end where they do not fit."""
+    return ceil(channels / lanes) if lanes % outputs == 0 else inf
+
+
+def dots(target: Target) -> bool:
+    """Whether the machine multiplies and adds pairs of bf16, with a rounding of its own."""
+    return target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
