@@ -488,7 +488,7 @@ mask = os.sched_getaffinity(0)
 mark(2)
 worker = next(int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid())
 # Parting from a CPU means to leave it, and to be allowed back.
-wrapper = "define void @leave(i32 %cpu) nounwind {\\n  call void @part(i32 %cpu)\\n  ret void\\n}\\n"
+wrapper = "define void @leave(i32 %cpu) nounwind {\\n  call void @leave_cpu(i32 %cpu)\\n  ret void\\n}\\n"
 library = jit.load(team_ir.source(jit.host()[0]) + wrapper, *jit.host())
 leave = ctypes.CFUNCTYPE(None, ctypes.c_int32)(library.address("leave"))
 where = ctypes.CDLL(None).sched_getcpu
@@ -524,28 +524,28 @@ mask = os.sched_getaffinity(0)
 wrappers = '''
 define i32 @doze(ptr %word) nounwind {
   call void @wait(ptr %word, i32 0)
-  %cpu = call i32 @place()
+  %cpu = call i32 @current_cpu()
   ret i32 %cpu
 }
 define i32 @stir(ptr %word, i32 %thread) nounwind {
-  %cpu = call i32 @place()
+  %cpu = call i32 @current_cpu()
   store atomic i32 1, ptr %word seq_cst, align 4
-  call void @rouse(ptr %word, i32 %thread)
+  call void @wake_elsewhere(ptr %word, i32 %thread)
   ret i32 %cpu
 }
 define i1 @hold(i32 %thread, i32 %cpu, ptr %mask) nounwind {
-  %kept = call i1 @avoid(i32 %thread, i32 %cpu, ptr %mask)
+  %kept = call i1 @avoid_cpu(i32 %thread, i32 %cpu, ptr %mask)
   ret i1 %kept
 }
 define void @release(i32 %thread, i32 %cpu, ptr %mask) nounwind {
-  call void @allow(i1 true, i32 %thread, i32 %cpu, ptr %mask)
+  call void @allow_cpu(i1 true, i32 %thread, i32 %cpu, ptr %mask)
   ret void
 }
 '''
 # Whoever wakes a thread stays in the middle of it until that runs, however busy the machine is: later the system may
 # move it anywhere.
-wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow"
-slow = wake.replace("  call void @allow", "  call void @pauses(i64 2000000)\\n  call void @allow")
+wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow_cpu"
+slow = wake.replace("  call void @allow_cpu", "  call void @pauses(i64 2000000)\\n  call void @allow_cpu")
 source = team_ir.source(jit.host()[0])
 assert source.count(wake) == 1
 library = jit.load(source.replace(wake, slow) + wrappers, *jit.host())
@@ -598,8 +598,8 @@ def test_threads_that_slept_may_use_all_cpus_again(pauses):
     """Even if whoever woke them was held up in the middle of it, and they went on meanwhile."""
     text = f"""
 mask = os.sched_getaffinity(0)
-wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow"
-held_up = wake.replace("  call void @allow", "  call void @pauses(i64 {pauses})\\n  call void @allow")
+wake = "  call void @wake(ptr %word, i32 1)\\n  call void @allow_cpu"
+held_up = wake.replace("  call void @allow_cpu", "  call void @pauses(i64 {pauses})\\n  call void @allow_cpu")
 source = team_ir.source(jit.host()[0])
 assert source.count(wake) == 1
 entry, _ = teams.build(source.replace(wake, held_up))

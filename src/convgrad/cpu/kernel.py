@@ -1,4 +1,4 @@
-"""The kernel of a problem: found in a cache, or planned, written and compiled; and run on a team of threads."""
+"""A kernel: machine code for one problem, found in memory or on disk, or planned, written and compiled now."""
 
 from __future__ import annotations
 
@@ -23,34 +23,39 @@ KEEP = 64 << 20  # bytes of workspace that are kept for later calls
 
 
 class Kernel:
-    """Machine code for one problem. Call it with the addresses of x, w, y and bias."""
+    """Machine code for one problem, and what a call of it needs: bytes of workspace, and how many threads at most."""
 
-    __slots__ = ("_address", "_bytes", "_entry", "_module", "_plan", "_threads")
+    __slots__ = ("_address", "_entry", "_module", "_plan", "_threads", "_workspace")
 
-    def __init__(self, module: jit.Module, workspace: int, team: int, plan: Callable[[], Plan]) -> None:
+    def __init__(self, module: jit.Module, workspace: int, threads: int, plan: Callable[[], Plan]) -> None:
         self._module = module
         self._address = module.address("kernel")
-        self._bytes = workspace
-        self._threads = team
+        self._workspace = workspace
+        self._threads = threads
         self._plan = plan
         self._entry = entry()
 
-    def __call__(self, x: int, w: int, y: int, bias: int) -> None:
-        """Compute: every element of the wanted tensor is written."""
-        space = _take(self._bytes)
+    def __call__(self, x: int, w: int, y: int, bias: int, context: int = 0) -> None:
+        """Compute: write every element of the wanted tensor. Tensors are addresses; without a bias it is not read.
+
+        `context` is the number of threads that this call may use, 0 for as many as planned. More than planned are not
+        used, because the workspace has no room for them. The bits are the same for any number.
+        """
+        space = _take(self._workspace)
         args = space.args
         args[0], args[1], args[2], args[3] = x, w, y, bias
-        self._entry(self._address, space.args_at, self._threads)
+        threads = self._threads
+        self._entry(self._address, space.args_at, context if 0 < context < threads else threads)
         _give(space)
 
     @property
     def note(self) -> recall.Note:
-        """What a later process needs to know of it."""
-        return self._module.key, self._bytes, self._threads
+        """What a later process needs to make the same kernel."""
+        return self._module.key, self._workspace, self._threads
 
     @property
     def plan(self) -> Plan:
-        """What the code was written from."""
+        """The plan that the code was written from."""
         return self._plan()
 
 
@@ -61,10 +66,10 @@ def find(problem: Problem, target: Target, team: int) -> Kernel | str:
     if isinstance(note, str):
         return note
     if note is not None:
-        code, workspace, members = note
-        module = jit.stored(code)
+        key, workspace, threads = note
+        module = jit.stored(key)
         if module is not None:
-            return Kernel(module, workspace, members, partial(explain, problem, target, team))
+            return Kernel(module, workspace, threads, partial(explain, problem, target, team))
     made = build(problem, target, team)
     recall.keep(problem, target, team, made if isinstance(made, str) else made.note)
     return made
@@ -95,8 +100,8 @@ def explain(problem: Problem, target: Target, team: int) -> Plan:
     return make_plan(problem, target, team)
 
 
-class _Space:
-    """Aligned memory for one call, its values not set, and the block of arguments that ends with its address."""
+class _Workspace:
+    """Memory for one call, aligned to a cache line, its values not set; and the arguments, the last of which it is."""
 
     __slots__ = ("address", "args", "args_at", "memory", "size")
 
@@ -111,20 +116,20 @@ class _Space:
         self.args_at = ctypes.addressof(self.args)
 
 
-# Spaces that no call uses. Lists change in one step under the GIL, so neither threads nor a fork need a lock here.
-_free: list[_Space] = []
+# Workspaces that no call uses. Lists change in one step under the GIL, so neither threads nor a fork need a lock here.
+_free: list[_Workspace] = []
 
 
-def _take(size: int) -> _Space:
-    """Memory of at least that size, kept from an earlier call or new."""
+def _take(size: int) -> _Workspace:
+    """A workspace of at least that size, kept from an earlier call or new."""
     try:
         space = _free.pop()
     except IndexError:
-        return _Space(size)
-    return space if space.size >= size else _Space(size)
+        return _Workspace(size)
+    return space if space.size >= size else _Workspace(size)
 
 
-def _give(space: _Space) -> None:
-    """Keep memory for a later call, unless much is kept already."""
+def _give(space: _Workspace) -> None:
+    """Keep a workspace for a later call, unless much is kept already."""
     if sum(kept.size for kept in tuple(_free)) + space.size <= KEEP:
         _free.append(space)

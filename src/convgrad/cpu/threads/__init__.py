@@ -1,1 +1,5 @@
-"""The threads that run a kernel: how many (count), who runs it (team), and the generated fork-join itself (team_ir)."""
+"""The threads that run a kernel.
+
+`count` says how many, `team` is the way in from Python, `team_ir` has the fork-join itself, as LLVM IR, and `wake_ir`
+how threads sleep and are woken.
+"""

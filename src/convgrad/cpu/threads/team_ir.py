@@ -1,8 +1,14 @@
-"""The IR of the team: how threads are started, given work, woken, made to meet at a barrier, and put to sleep.
+"""The IR of the team: a fork-join that starts threads, gives them work, and has them wait for each other at barriers.
 
-The team's memory, which kernels get, begins with the address of `void barrier(ptr team)`, then the number of threads
-(i64). At `COUNTER * (1 + i)` for i < `COUNTERS` lie counters, each an i64 in a cache line of its own, 0 at the start,
-from which kernels take work with `atomicrmw add`. What follows is private to this file.
+A call goes like this. `@entry` takes the team and creates missing workers (`@create_workers`). Then it gives work to
+the workers, as a tree (`@start_children`): it writes 1 into a worker's slot and, if that worker sleeps, wakes it. Each
+`@worker` starts its own children, runs the kernel, subtracts itself from `pending`, and waits for its next work: it
+spins for a while, then sleeps. The caller runs the kernel, too, and then waits in the same way until `pending` is 0.
+Inside, kernels call `@barrier`. How a thread sleeps and is woken (`@wait`, `@wake`) is in wake_ir.py.
+
+Kernels get the address of the team's memory. It begins with the address of `void barrier(ptr team)` and the number of
+threads (i64). At `COUNTER * (1 + i)` for i < `COUNTERS` are counters, each an i64 in a cache line of its own, 0 at the
+start of a call; kernels take work from them with `atomicrmw add`. The rest is private: see `LAYOUT`.
 """
 
 from __future__ import annotations
@@ -10,16 +16,16 @@ from __future__ import annotations
 from string import Template
 
 from .count import MOST
+from .wake_ir import CONDITION, FUTEX
 
-COUNTER = 64
+COUNTER = 64  # bytes between counters: a cache line
 COUNTERS = 14
 
-# A worker that finds itself on the CPU of its caller leaves it, but not again for so long.
-STAY = 4e-3
+STAY = 4e-3  # seconds: a worker that left the CPU of its caller does not do so again for so long; origin not recorded
 
 
 def source(triple: str, futex: bool = True) -> str:
-    """The IR of the team for a target; without futexes it sleeps on a condition variable."""
+    """The IR of the team for a target. `futex=False` has Linux use condition variables too, to test them."""
     arch = triple.split("-", 1)[0].replace("arm64", "aarch64").replace("amd64", "x86_64")
     calls = {"x86_64": {"futex": 202, "gettid": 186}, "aarch64": {"futex": 98, "gettid": 178}}
     if "windows" in triple or "win32" in triple:
@@ -30,41 +36,49 @@ def source(triple: str, futex: bool = True) -> str:
         body, waits = TEAM, CONDITION
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
-    return text.substitute(LAYOUT, threads=MOST, others=MOST - 1, setmask=setmask, **calls.get(arch, {}))
+    numbers = {"threads": MOST, "others": MOST - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
+    return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
-# Where things lie in @control. The team comes first; what different threads write is kept 64 bytes or more apart.
+# Offsets in @control, the memory of the team, in bytes. What different threads write is in different cache lines.
 LAYOUT = {
+    # Before `clear` is what kernels know: the address of @barrier at 0, the number of threads at 8, the counters from
+    # `COUNTER` on. A call begins by setting all of it to zero.
     "clear": COUNTER * (COUNTERS + 1),
-    "arrived": 960,
-    "generation": 1024,
-    "dozing": 1028,
-    "pending": 1088,
-    "kernel": 1152,
-    "args": 1160,
-    "mode": 1168,
-    "patience": 1176,
-    "busy": 2048,
-    "workers": 2112,
-    "most": 2120,
-    "cpus": 2128,
-    "idle": 2136,
-    "patient": 2140,
+    # Barrier.
+    "arrived": 960,  # i32: threads that have come to the barrier
+    "generation": 1024,  # i32: barriers that have opened; threads spin, then sleep, while it stays the same
+    "dozing": 1028,  # i32: threads that sleep at the barrier
+    # End of a call.
+    "pending": 1088,  # i32: workers that are not done; its sign bit: the caller sleeps until there are none
+    # The call. The caller writes it before it starts workers.
+    "kernel": 1152,  # ptr
+    "args": 1160,  # ptr
+    "mode": 1168,  # i64: the caller's mode of floating-point arithmetic
+    "spins": 1176,  # i32: how often a thread looks, at the barrier and at the end, before it sleeps
+    # The team.
+    "busy": 2048,  # i32: 1 while a call has the team
+    "workers": 2112,  # i64: workers that exist
+    "most_workers": 2120,  # i64: workers that may exist: less than at first if the system refused one
+    "cpus": 2128,  # i64: CPUs that the process may use
+    "idle_spins": 2136,  # i32: how often a worker looks for work before it sleeps
+    "most_spins": 2140,  # i32: `spins` if there is a CPU for each thread
+    # For systems without futexes.
     "mutex": 2176,
     "condition": 2240,
+    # One slot of 128 bytes for each thread. At 0, i32: 0 nothing to do, 1 work, 2 asleep (whoever writes 1 over 2 wakes
+    # the thread). At 4, i32: the CPU of the thread that wrote the 1. At 8, i32: the system's number of the thread.
     "slots": 2304,
-    "room": 128 * MOST,
-    "size": 2304 + 128 * MOST,
-    "stay": round(STAY * 1e9),
 }
+SIZES = {"room": 128 * MOST, "size": LAYOUT["slots"] + 128 * MOST}  # bytes of all slots, and of @control
 
 HEAD = """
 @control = internal global [$size x i8] zeroinitializer, align 128
 
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
-; The caller alone, with a team of its own.
-define internal void @alone(ptr %kernel, ptr %args) nounwind {
+; The caller runs the kernel alone, as a team of one whose memory is on the stack.
+define internal void @run_alone(ptr %kernel, ptr %args) nounwind {
   %team = alloca [2048 x i8], align 64
   call void @llvm.memset.p0.i64(ptr align 64 %team, i8 0, i64 $clear, i1 false)
   store ptr @barrier, ptr %team
@@ -88,196 +102,6 @@ done:
 }
 """
 
-# Both ways to sleep promise the same: @wait returns at once if the word has changed, and otherwise after a @wake, or
-# for no reason at all.
-FUTEX = """
-declare i64 @syscall(i64, ...)
-declare i32 @clock_gettime(i32, ptr)
-declare i32 @sched_getcpu()
-declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @sched_setaffinity(i32, i64, ptr)
-declare i32 @memcmp(ptr, ptr, i64)
-
-define internal void @wait(ptr %word, i32 %value) nounwind {
-  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i32 %value, ptr null, ptr null, i64 0)
-  ret void
-}
-
-define internal void @wake(ptr %word, i32 %count) nounwind {
-  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 129, i32 %count, ptr null, ptr null, i64 0)
-  ret void
-}
-
-define internal void @prepare() nounwind {
-  ret void
-}
-
-define internal i32 @place() nounwind {
-  %cpu = call i32 @sched_getcpu()
-  ret i32 %cpu
-}
-
-; Nanoseconds of a clock that never goes back.
-define internal i64 @clock() nounwind {
-  %time = alloca { i64, i64 }
-  %r = call i32 @clock_gettime(i32 1, ptr %time)
-  %seconds = load i64, ptr %time
-  %rest.p = getelementptr i8, ptr %time, i64 8
-  %rest = load i64, ptr %rest.p
-  %whole = mul i64 %seconds, 1000000000
-  %now = add i64 %whole, %rest
-  ret i64 %now
-}
-
-; Keep a thread (0 is this one) from a CPU, if it may use others. %mask gets what it may use then, for @allow.
-define internal i1 @avoid(i32 %thread, i32 %cpu, ptr %mask) nounwind {
-entry:
-  %size = call i32 @sched_getaffinity(i32 %thread, i64 128, ptr %mask)
-  %known = icmp sge i32 %size, 0
-  %valid = icmp ult i32 %cpu, 1024
-  %go = and i1 %known, %valid
-  br i1 %go, label %look, label %no
-look:
-  %one = call i8 @flip(ptr %mask, i32 %cpu)
-  ; A CPU that it may not use need not be avoided.
-  %was = icmp eq i8 %one, 0
-  br i1 %was, label %set, label %no
-set:
-  ; An empty mask is refused, and nothing has changed.
-  %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
-  %done = icmp eq i32 %r, 0
-  ret i1 %done
-no:
-  ret i1 false
-}
-
-; Turn the bit of a CPU in a mask. Returns it as it is then, at its place in the byte.
-define internal i8 @flip(ptr %mask, i32 %cpu) nounwind {
-  %index = lshr i32 %cpu, 3
-  %wide = zext i32 %index to i64
-  %byte = getelementptr i8, ptr %mask, i64 %wide
-  %low = trunc i32 %cpu to i8
-  %shift = and i8 %low, 7
-  %one = shl i8 1, %shift
-  %before = load i8, ptr %byte
-  %after = xor i8 %before, %one
-  store i8 %after, ptr %byte
-  %bit = and i8 %after, %one
-  ret i8 %bit
-}
-
-; Let a thread that was kept from a CPU use it again, unless somebody else has changed what it may use meanwhile.
-define internal void @allow(i1 %kept, i32 %thread, i32 %cpu, ptr %mask) nounwind {
-entry:
-  %now = alloca [128 x i8], align 8
-  br i1 %kept, label %look, label %done
-look:
-  call void @llvm.memset.p0.i64(ptr align 8 %now, i8 0, i64 128, i1 false)
-  %size = call i32 @sched_getaffinity(i32 %thread, i64 128, ptr %now)
-  %differ = call i32 @memcmp(ptr %now, ptr %mask, i64 128)
-  %same = icmp eq i32 %differ, 0
-  br i1 %same, label %set, label %done
-set:
-  %bit = call i8 @flip(ptr %mask, i32 %cpu)
-  %r = call i32 @sched_setaffinity(i32 %thread, i64 128, ptr %mask)
-  br label %done
-done:
-  ret void
-}
-
-; Go to some other CPU than this one, if there is one for us; later the system may again choose any of them.
-define internal void @part(i32 %cpu) nounwind {
-  %mask = alloca [128 x i8], align 8
-  call void @llvm.memset.p0.i64(ptr align 8 %mask, i8 0, i64 128, i1 false)
-  %kept = call i1 @avoid(i32 0, i32 %cpu, ptr %mask)
-  call void @allow(i1 %kept, i32 0, i32 %cpu, ptr %mask)
-  ret void
-}
-
-define internal i32 @name() nounwind {
-  %long = call i64 (i64, ...) @syscall(i64 $gettid)
-  %thread = trunc i64 %long to i32
-  ret i32 %thread
-}
-
-; Wake a thread that sleeps, on some other CPU than this one. Until this ends nobody else changes what it may use: it
-; does not part, and whoever wakes it is busy here.
-define internal void @rouse(ptr %word, i32 %thread) nounwind {
-  %mask = alloca [128 x i8], align 8
-  call void @llvm.memset.p0.i64(ptr align 8 %mask, i8 0, i64 128, i1 false)
-  %cpu = call i32 @place()
-  %kept = call i1 @avoid(i32 %thread, i32 %cpu, ptr %mask)
-  call void @wake(ptr %word, i32 1)
-  call void @allow(i1 %kept, i32 %thread, i32 %cpu, ptr %mask)
-  ret void
-}
-"""
-
-CONDITION = """
-declare i32 @pthread_mutex_init(ptr, ptr)
-declare i32 @pthread_mutex_lock(ptr)
-declare i32 @pthread_mutex_unlock(ptr)
-declare i32 @pthread_cond_init(ptr, ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
-declare i32 @pthread_cond_broadcast(ptr)
-
-define internal void @wait(ptr %word, i32 %value) nounwind {
-  %mutex = getelementptr i8, ptr @control, i64 $mutex
-  %condition = getelementptr i8, ptr @control, i64 $condition
-  %a = call i32 @pthread_mutex_lock(ptr %mutex)
-  %now = load atomic i32, ptr %word seq_cst, align 4
-  %same = icmp eq i32 %now, %value
-  br i1 %same, label %sleep, label %done
-sleep:
-  %b = call i32 @pthread_cond_wait(ptr %condition, ptr %mutex)
-  br label %done
-done:
-  %c = call i32 @pthread_mutex_unlock(ptr %mutex)
-  ret void
-}
-
-define internal void @wake(ptr %word, i32 %count) nounwind {
-  %mutex = getelementptr i8, ptr @control, i64 $mutex
-  %condition = getelementptr i8, ptr @control, i64 $condition
-  %a = call i32 @pthread_mutex_lock(ptr %mutex)
-  %b = call i32 @pthread_cond_broadcast(ptr %condition)
-  %c = call i32 @pthread_mutex_unlock(ptr %mutex)
-  ret void
-}
-
-; Called before the first worker is created, by the caller that has the team.
-define internal void @prepare() nounwind {
-  %mutex = getelementptr i8, ptr @control, i64 $mutex
-  %condition = getelementptr i8, ptr @control, i64 $condition
-  %a = call i32 @pthread_mutex_init(ptr %mutex, ptr null)
-  %b = call i32 @pthread_cond_init(ptr %condition, ptr null)
-  ret void
-}
-
-define internal i32 @place() nounwind {
-  ret i32 -1
-}
-
-define internal i64 @clock() nounwind {
-  ret i64 0
-}
-
-define internal void @part(i32 %cpu) nounwind {
-  ret void
-}
-
-define internal i32 @name() nounwind {
-  ret i32 0
-}
-
-define internal void @rouse(ptr %word, i32 %thread) nounwind {
-  call void @wake(ptr %word, i32 1)
-  ret void
-}
-"""
-
-# A worker's slot holds 0 while it has nothing to do, 1 when it shall work, 2 when it sleeps and must be woken.
-# `pending` counts the workers that are not done; its sign bit says that the caller sleeps until it is 0.
 TEAM = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(ptr)
@@ -307,7 +131,7 @@ mine:
   %few = icmp slt i64 %have, %want
   br i1 %few, label %create, label %ready
 create:
-  call void @grow(i64 %want)
+  call void @create_workers(i64 %want)
   br label %ready
 ready:
   %grown = load i64, ptr %workers
@@ -318,7 +142,7 @@ give:
   store atomic i32 0, ptr %busy release, align 4
   br label %single
 single:
-  call void @alone(ptr %kernel, ptr %args)
+  call void @run_alone(ptr %kernel, ptr %args)
   ret void
 begin:
   %n = add i64 %others, 1
@@ -333,17 +157,17 @@ begin:
   %mode = call i64 @get_mode()
   %mode.p = getelementptr i8, ptr @control, i64 $mode
   store i64 %mode, ptr %mode.p
-  ; With more threads than CPUs, the one that is waited for may need the CPU of the one that waits: little spinning.
-  %enough = call i1 @roomy(i64 %n)
-  %patient.p = getelementptr i8, ptr @control, i64 $patient
-  %patient = load i32, ptr %patient.p
-  %patience = select i1 %enough, i32 %patient, i32 256
-  %patience.p = getelementptr i8, ptr @control, i64 $patience
-  store i32 %patience, ptr %patience.p
+  ; If there are more threads than CPUs, a thread that spins may keep another from the CPU that it needs: spin less.
+  %enough = call i1 @cpus_suffice(i64 %n)
+  %most_spins.p = getelementptr i8, ptr @control, i64 $most_spins
+  %most_spins = load i32, ptr %most_spins.p
+  %spins = select i1 %enough, i32 %most_spins, i32 256
+  %spins.p = getelementptr i8, ptr @control, i64 $spins
+  store i32 %spins, ptr %spins.p
   %pending = getelementptr i8, ptr @control, i64 $pending
   %others32 = trunc i64 %others to i32
   store atomic i32 %others32, ptr %pending monotonic, align 4
-  call void @start(i64 0, i64 %n)
+  call void @start_children(i64 0, i64 %n)
   call void %kernel(ptr %args, i64 0, i64 %n, ptr @control)
   br label %join
 join:
@@ -352,9 +176,9 @@ join:
   %done = icmp eq i32 %left, 0
   br i1 %done, label %leave, label %again
 again:
-  call void @breathe(i32 %i)
+  call void @spin_once(i32 %i)
   %next = add i32 %i, 1
-  %more = icmp slt i32 %next, %patience
+  %more = icmp slt i32 %next, %spins
   br i1 %more, label %join, label %doze
 doze:
   %before = atomicrmw or ptr %pending, i32 -2147483648 seq_cst
@@ -371,9 +195,9 @@ leave:
   ret void
 }
 
-; One turn of a spin. Now and then the CPU is offered to others, in case the thread that is waited for needs this very
-; CPU; if nobody wants it, that takes less than a microsecond.
-define internal void @breathe(i32 %i) alwaysinline nounwind {
+; One turn of a spin. Every 64th turn offers the CPU to others, in case the thread that this one waits for needs it; if
+; nobody wants it, that takes less than a microsecond.
+define internal void @spin_once(i32 %i) alwaysinline nounwind {
 entry:
   call void @pause()
   %low = and i32 %i, 63
@@ -386,21 +210,22 @@ done:
   ret void
 }
 
-; Whether there is a CPU for each of so many threads.
-define internal i1 @roomy(i64 %n) alwaysinline nounwind {
+; Whether there is a CPU for each of n threads.
+define internal i1 @cpus_suffice(i64 %n) alwaysinline nounwind {
   %cpus.p = getelementptr i8, ptr @control, i64 $cpus
   %cpus = load i64, ptr %cpus.p
   %enough = icmp sle i64 %n, %cpus
   ret i1 %enough
 }
 
-; Threads are started as a tree, thread t starting 2t+1 and 2t+2, so that a large team wakes up in parallel.
-define internal void @start(i64 %thread, i64 %n) nounwind {
+; Give work to the children of a thread, and wake those that sleep. Threads form a tree, t has the children 2t+1 and
+; 2t+2, so that a large team is woken in parallel.
+define internal void @start_children(i64 %thread, i64 %n) nounwind {
 entry:
   %twice = shl i64 %thread, 1
   %first = add i64 %twice, 1
   %end = add i64 %twice, 3
-  %enough = call i1 @roomy(i64 %n)
+  %enough = call i1 @cpus_suffice(i64 %n)
   br label %loop
 loop:
   %child = phi i64 [ %first, %entry ], [ %next, %after ]
@@ -411,7 +236,7 @@ tell:
   %slots = getelementptr i8, ptr @control, i64 $slots
   %slot = getelementptr i8, ptr %slots, i64 %offset
   %here = getelementptr i8, ptr %slot, i64 4
-  %cpu = call i32 @place()
+  %cpu = call i32 @current_cpu()
   store i32 %cpu, ptr %here
   %before = atomicrmw xchg ptr %slot, i32 1 seq_cst
   %asleep = icmp eq i32 %before, 2
@@ -421,7 +246,7 @@ wake:
   %name = load i32, ptr %name.p
   br i1 %enough, label %apart, label %anywhere
 apart:
-  call void @rouse(ptr %slot, i32 %name)
+  call void @wake_elsewhere(ptr %slot, i32 %name)
   br label %after
 anywhere:
   call void @wake(ptr %slot, i32 1)
@@ -440,7 +265,7 @@ entry:
   %offset = shl i64 %thread, 7
   %slots = getelementptr i8, ptr @control, i64 $slots
   %slot = getelementptr i8, ptr %slots, i64 %offset
-  %idle.p = getelementptr i8, ptr @control, i64 $idle
+  %idle_spins.p = getelementptr i8, ptr @control, i64 $idle_spins
   %kernel.p = getelementptr i8, ptr @control, i64 $kernel
   %args.p = getelementptr i8, ptr @control, i64 $args
   %mode.p = getelementptr i8, ptr @control, i64 $mode
@@ -448,13 +273,13 @@ entry:
   %pending = getelementptr i8, ptr @control, i64 $pending
   %there.p = getelementptr i8, ptr %slot, i64 4
   %name.p = getelementptr i8, ptr %slot, i64 8
-  %name = call i32 @name()
+  %name = call i32 @thread_id()
   store i32 %name, ptr %name.p
   %moved = alloca i64
   store i64 0, ptr %moved
   br label %rest
 rest:
-  %idle = load i32, ptr %idle.p
+  %idle_spins = load i32, ptr %idle_spins.p
   br label %spin
 spin:
   %i = phi i32 [ 0, %rest ], [ %next, %again ]
@@ -462,9 +287,9 @@ spin:
   %told = icmp eq i32 %word, 1
   br i1 %told, label %work, label %again
 again:
-  call void @breathe(i32 %i)
+  call void @spin_once(i32 %i)
   %next = add i32 %i, 1
-  %more = icmp slt i32 %next, %idle
+  %more = icmp slt i32 %next, %idle_spins
   br i1 %more, label %spin, label %doze
 doze:
   %change = cmpxchg ptr %slot, i32 0, i32 2 seq_cst acquire
@@ -479,12 +304,13 @@ work:
   %awake = phi i1 [ true, %spin ], [ true, %doze ], [ false, %sleep ]
   store atomic i32 0, ptr %slot monotonic, align 4
   %n = load i64, ptr %count
-  ; On one CPU two threads can only take turns. If this one finds itself on the CPU of the one that told it, although
-  ; there are enough, it leaves; not often, in case the system insists, and not if it slept: then see @rouse.
+  ; Two threads on one CPU can only take turns. If this worker is on the CPU of the thread that started it although
+  ; there are enough CPUs, it moves: not often, in case the system moves it back, and not after it slept, since
+  ; @wake_elsewhere has chosen its CPU then.
   %there = load i32, ptr %there.p
-  %here = call i32 @place()
+  %here = call i32 @current_cpu()
   %together = icmp eq i32 %here, %there
-  %enough = call i1 @roomy(i64 %n)
+  %enough = call i1 @cpus_suffice(i64 %n)
   %apart = and i1 %together, %enough
   %could = and i1 %apart, %awake
   br i1 %could, label %consider, label %begin
@@ -496,10 +322,10 @@ consider:
   br i1 %long, label %move, label %begin
 move:
   store i64 %now, ptr %moved
-  call void @part(i32 %there)
+  call void @leave_cpu(i32 %there)
   br label %begin
 begin:
-  call void @start(i64 %thread, i64 %n)
+  call void @start_children(i64 %thread, i64 %n)
   %mode = load i64, ptr %mode.p
   call void @set_mode(i64 %mode)
   %kernel = load ptr, ptr %kernel.p
@@ -539,8 +365,8 @@ wake:
   call void @wake(ptr %generation, i32 2147483647)
   br label %done
 stay:
-  %patience.p = getelementptr i8, ptr %team, i64 $patience
-  %patience = load i32, ptr %patience.p
+  %spins.p = getelementptr i8, ptr %team, i64 $spins
+  %spins = load i32, ptr %spins.p
   br label %spin
 spin:
   %i = phi i32 [ 0, %stay ], [ %next, %again ]
@@ -548,9 +374,9 @@ spin:
   %opened = icmp ne i32 %now, %old
   br i1 %opened, label %done, label %again
 again:
-  call void @breathe(i32 %i)
+  call void @spin_once(i32 %i)
   %next = add i32 %i, 1
-  %more = icmp slt i32 %next, %patience
+  %more = icmp slt i32 %next, %spins
   br i1 %more, label %spin, label %doze
 doze:
   %d = atomicrmw add ptr %dozing, i32 1 seq_cst
@@ -567,15 +393,15 @@ done:
   ret void
 }
 
-; Creates workers up to so many, or fewer where the system refuses; it is then not asked again.
-define internal void @grow(i64 %want) nounwind {
+; Create workers until there are as many as wanted. If the system refuses one, there will never be more.
+define internal void @create_workers(i64 %want) nounwind {
 entry:
   %all = alloca [128 x i8], align 16
   %old = alloca [128 x i8], align 16
   %attributes = alloca [128 x i8], align 16
   %handle = alloca ptr, align 8
   %workers = getelementptr i8, ptr @control, i64 $workers
-  %most = getelementptr i8, ptr @control, i64 $most
+  %most = getelementptr i8, ptr @control, i64 $most_workers
   %slots = getelementptr i8, ptr @control, i64 $slots
   %bound = load i64, ptr %most
   %goal = call i64 @llvm.smin.i64(i64 %want, i64 %bound)
@@ -618,26 +444,26 @@ done:
   ret void
 }
 
-define void @setup(i64 %cpus, i64 %idle, i64 %patient) nounwind {
-  %most.p = getelementptr i8, ptr @control, i64 $most
+define void @setup(i64 %cpus, i64 %idle_spins, i64 %most_spins) nounwind {
+  %most.p = getelementptr i8, ptr @control, i64 $most_workers
   store i64 $others, ptr %most.p
   %cpus.p = getelementptr i8, ptr @control, i64 $cpus
   store i64 %cpus, ptr %cpus.p
-  %idle.p = getelementptr i8, ptr @control, i64 $idle
-  %idle32 = trunc i64 %idle to i32
-  store i32 %idle32, ptr %idle.p
-  %patient.p = getelementptr i8, ptr @control, i64 $patient
-  %patient32 = trunc i64 %patient to i32
-  store i32 %patient32, ptr %patient.p
+  %idle_spins.p = getelementptr i8, ptr @control, i64 $idle_spins
+  %idle_spins32 = trunc i64 %idle_spins to i32
+  store i32 %idle_spins32, ptr %idle_spins.p
+  %most_spins.p = getelementptr i8, ptr @control, i64 $most_spins
+  %most_spins32 = trunc i64 %most_spins to i32
+  store i32 %most_spins32, ptr %most_spins.p
   ret void
 }
 
-; In the child of a fork: no workers, nobody inside.
+; Called in the child of a fork, which has no workers and no call inside.
 define void @reset() nounwind {
   call void @llvm.memset.p0.i64(ptr align 64 @control, i8 0, i64 $workers, i1 false)
   %workers = getelementptr i8, ptr @control, i64 $workers
   store i64 0, ptr %workers
-  %most = getelementptr i8, ptr @control, i64 $most
+  %most = getelementptr i8, ptr @control, i64 $most_workers
   store i64 $others, ptr %most
   %slots = getelementptr i8, ptr @control, i64 $slots
   call void @llvm.memset.p0.i64(ptr align 64 %slots, i8 0, i64 $room, i1 false)
@@ -645,10 +471,10 @@ define void @reset() nounwind {
 }
 """
 
-# Where threads cannot be had, every call runs alone.
+# On Windows every call runs alone.
 ALONE = """
 define void @entry(ptr %kernel, ptr %args, i64 %threads) nounwind {
-  call void @alone(ptr %kernel, ptr %args)
+  call void @run_alone(ptr %kernel, ptr %args)
   ret void
 }
 
@@ -656,7 +482,7 @@ define internal void @barrier(ptr %team) nounwind {
   ret void
 }
 
-define void @setup(i64 %cpus, i64 %idle, i64 %patient) nounwind {
+define void @setup(i64 %cpus, i64 %idle_spins, i64 %most_spins) nounwind {
   ret void
 }
 
@@ -665,8 +491,8 @@ define void @reset() nounwind {
 }
 """
 
-# A pause for the spins, and the mode of floating-point arithmetic (rounding, flushing of subnormals). Workers take over
-# the caller's mode, or the bits of a result would depend on who computed them.
+# By architecture: the pause of a spin, and the mode of floating-point arithmetic (rounding, flushing of subnormals).
+# Workers take over the caller's mode; otherwise the bits of a result would depend on the thread that computed it.
 CPU = {
     "x86_64": """
 declare void @llvm.x86.sse2.pause()
@@ -678,7 +504,7 @@ define internal void @pause() alwaysinline nounwind {
   ret void
 }
 
-; All exceptions are masked and no flag is set in what the workers get.
+; Workers get the mode with all exceptions masked and no flag set.
 define internal i64 @get_mode() nounwind {
   %p = alloca i32
   call void @llvm.x86.sse.stmxcsr(ptr %p)
@@ -702,7 +528,7 @@ declare void @llvm.aarch64.isb(i32)
 declare i64 @llvm.aarch64.get.fpcr()
 declare void @llvm.aarch64.set.fpcr(i64)
 
-; The instruction named yield does nothing on most cores; this one takes a few dozen cycles.
+; Not the instruction named yield, which does nothing on most cores; isb takes a few dozen cycles.
 define internal void @pause() alwaysinline nounwind {
   call void @llvm.aarch64.isb(i32 15)
   ret void
