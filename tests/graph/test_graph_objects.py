@@ -307,6 +307,19 @@ def test_cycles_are_refused():
         graph.finalize()
 
 
+def test_an_output_is_inferred_once():
+    """Bound again with the size that was inferred, SAME would come to other padding, and that to another size."""
+    x, w = np.ones((1, 2, 4), np.float32), np.ones((2, 3, 3), np.float32)
+    attrs = {"strides": [2], "pads_begin": [0], "pads_end": [0], "dilations": [1], "auto_pad": "SAME_UPPER"}
+    attrs |= {"output_padding": [1], "data_format": "NCX", "filter_format": "OIX"}
+    expected = convgrad.compat.convolution_backprop_data(x, w, **attrs)
+    graph = Graph()
+    graph.add_op(Op(0, "ConvolutionBackpropData", [lt(0, x.shape), lt(1, w.shape)], [lt(2, -1)], **attrs))
+    found = graph.compile().execute(None, {0: x, 1: w})[2]
+    assert found.shape == (1, 3, 9)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_partition_queries():
     partition = Partition(forward(), "cpu")
     assert partition.get_ops() == [0]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -137,12 +137,13 @@ def resolve(
         attrs["out_dtype"] = str(output.dtype)
     dialect = node.meaning.dialect
     oldest = dialect is not None and dialect.spatial_shape
-    known = Description(str(output.dtype), output.get_dims(), output.strides) if output.is_known else None
-    first = bind(row, descriptions, attrs, shape=shape, out=known, infer_size=oldest, spatial_shape=oldest)
-    found = _placed(output, first.shape, row.output.name)
-    attrs["accumulate"] = node.attrs.get("accumulate", False)
-    final = bind(row, descriptions, attrs, shape=shape, out=_describe(found), infer_size=oldest, spatial_shape=oldest)
-    return found, final
+    known = _describe(output) if output.is_known else None
+    binding = bind(row, descriptions, attrs, shape=shape, out=known, infer_size=oldest, spatial_shape=oldest)
+    found = _placed(output, binding.shape, row.output.name)
+    if node.attrs.get("accumulate"):
+        # Put back here: `bind` adds to an output only if it is told of one, and it may have been inferred just now.
+        binding = replace(binding, problem=replace(binding.problem, accumulate=True))
+    return found, binding
 
 
 def _known(node: Node, index: int, tensor: LogicalTensor) -> LogicalTensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import engine as engines
 from ..dtypes import Array
@@ -21,6 +21,7 @@ from .logical import LogicalTensor
 from .memory import Engine, Stream, Tensor
 from .ops import Node, Op, check
 
+N = TypeVar("N", Op, Node)
 _numbers = count()
 VERSION = "3.8.0"
 """The version of oneDNN whose files convgrad writes."""
@@ -109,7 +110,7 @@ class Graph:
             if not self._nodes:
                 raise refuse("not_empty", "the graph")
             _check_tensors(self._nodes.values())
-            self._order = _sorted(list(self._nodes.values()))
+            self._order = in_order(list(self._nodes.values()))
         return Status.success
 
     @property
@@ -368,25 +369,26 @@ def _same(a: LogicalTensor, b: LogicalTensor) -> bool:
     return settle(a.shape, a.strides) == settle(b.shape, b.strides)
 
 
-def _sorted(nodes: list[Node]) -> tuple[Node, ...]:
+def in_order(ops: Sequence[N]) -> tuple[N, ...]:
     """Topological order; among those that can go next, the one added first."""
-    maker = {node.output.id: i for i, node in enumerate(nodes)}
-    waits = [len({t.id for t in node.inputs} & maker.keys()) for node in nodes]
+    maker = {t.id: i for i, op in enumerate(ops) for t in op.outputs}
+    needs = [{maker[t.id] for t in op.inputs if t.id in maker} for op in ops]
     takers: dict[int, list[int]] = {}
-    for i, node in enumerate(nodes):
-        for id in {t.id for t in node.inputs} & maker.keys():
-            takers.setdefault(maker[id], []).append(i)
+    for i, makers in enumerate(needs):
+        for made in makers:
+            takers.setdefault(made, []).append(i)
+    waits = list(map(len, needs))
     ready = [i for i, missing in enumerate(waits) if not missing]
-    order: list[Node] = []
+    order: list[N] = []
     while ready:
         i = heapq.heappop(ready)
-        order.append(nodes[i])
+        order.append(ops[i])
         for taker in takers.get(i, ()):
             waits[taker] -= 1
             if not waits[taker]:
                 heapq.heappush(ready, taker)
-    if len(order) < len(nodes):
-        stuck = [node.name for i, node in enumerate(nodes) if waits[i]]
+    if len(order) < len(ops):
+        stuck = [op.name for i, op in enumerate(ops) if waits[i]]
         more = f" and {len(stuck) - 5} more" if len(stuck) > 5 else ""
         raise refuse("no_cycle", "the graph", names=", ".join(stuck[:5]) + more)
     return tuple(order)

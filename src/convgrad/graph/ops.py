@@ -116,6 +116,11 @@ class Node:
         )
 
     @property
+    def outputs(self) -> tuple[LogicalTensor, ...]:
+        """The output, as an `Op` has it."""
+        return (self.output,)
+
+    @property
     def tensors(self) -> tuple[LogicalTensor, ...]:
         """Inputs and output."""
         return (*self.inputs, self.output)
