@@ -208,7 +208,7 @@ def test_batches(tmp_path, capsys):
         (["--dt=f8", "ic1oc1_ih1kh1"], "'f8' is none of"),
         (["--dt=f32:f32", "ic1oc1_ih1kh1"], "SRC:WEI:DST"),
         (["--tag=nhwc", "ic1oc1_ih1kh1"], "none of ncx"),
-        (["--mb=x", "ic1oc1_ih1kh1"], "needs a number"),
+        (["--mb=x", "ic1oc1_ih1kh1"], "'x' is no count"),
         (["--match=(", "ic1oc1_ih1kh1"], "no regular expression"),
         (["--batch=nowhere"], "No such file"),
         (["--dirs=FWD_D"], "did you mean 'dir'"),
@@ -235,6 +235,32 @@ def test_commands_that_are_none(capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--jsn"], "did you mean 'json'?"),
+        (["check", "--engin=cpu"], "did you mean 'engine'?"),
+        (["bench", "--budgt=1"], "did you mean 'budget'?"),
+        (["bench", "--peer="], "did you mean 'peers'?"),
+        (["bench", "--dri=FWD_D"], "did you mean 'dir'?"),
+        (["explain", "--verbos"], "did you mean 'verbose'?"),
+        (["check", "--zzz"], "there are --json, --engine, --conv, --deconv, --dir,"),
+        (["check", "--json=no"], "--json takes no value"),
+        (["ops", "--foo"], "'--foo' is no option; there are --json"),
+        (["ops", "Foo"], "'Foo' is no operation of oneDNN Graph; `convgrad ops` lists"),
+        (["ops", "Convolution", "Convolutoin"], "did you mean 'Convolution'?"),
+        (["ops", "--json", "ConvolutionBackpropFilter"], "did you mean 'ConvolutionBackpropFilters'?"),
+        (["ops", "ReLU"], "'ReLU' is no operation of this family; `convgrad ops` lists"),
+    ],
+)
+def test_names_that_are_none(words, message, capsys):
+    """One line with the nearest name of the command's own options and of its grammar, or all there are."""
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 def test_a_search_that_finds_nothing(capsys):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from convgrad.cli import driver, main, report, run
-from convgrad.cli.driver import Case, UsageError, parse, rewrite
+from convgrad.cli.driver import Case, parse
+from convgrad.cli.rewrite import rewrite
+from convgrad.cli.words import UsageError
 from convgrad.errors import SpecError
 from convgrad.graph import Graph, LogicalTensor, Op, from_json, read_file
 

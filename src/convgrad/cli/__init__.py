@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .driver import Case
     from .tasks import Entry
+    from .words import Options
 
 MISSING = "the command needs rich and msgspec: pip install 'convgrad[cli]'"
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from ..errors import ConvgradError
     from ..spec.check import meant
-    from .driver import UsageError
+    from .words import UsageError
 
     if not words or words[0] in ("-h", "--help", "--version"):
         _parser().parse_args(words or ["--help"])
@@ -58,34 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _split(words: Sequence[str], flags: Sequence[str], values: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
-    """The command's own options, and all other words in their order."""
-    from .driver import UsageError, joined
-
-    own: dict[str, str] = {}
-    rest: list[str] = []
-    for word in joined(words, values):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word in [f"--{flag}" for flag in flags]:
-            own[name] = "true"
-        elif word.startswith("--") and name in values:
-            if not equals:
-                raise UsageError(f"--{name} needs a value")
-            own[name] = value
-        elif re.fullmatch(r"-v\d*", word):
-            own["verbose"] = word.removeprefix("-v") or "1"
-        else:
-            rest.append(word)
-    return own, rest
-
-
 def _run(words: list[str]) -> int:
-    from .driver import UsageError, parse
+    from .driver import parse
     from .report import Report
     from .run import about, columns, run_case
+    from .words import UsageError, split
 
-    own, rest = _split(words, ["json"])
-    cases = parse(rest)
+    options = _own("run")
+    own, rest = split(words, options)
+    cases = parse(rest, options)
     if not cases:
         raise UsageError("no file: name one, or give --case=FILE or --batch=FILE")
     _readable(cases)
@@ -96,15 +77,16 @@ def _run(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     from .check import check_entry, columns
-    from .driver import UsageError
     from .report import Report
     from .tasks import Settings, parse
+    from .words import UsageError, split
 
-    own, rest = _split(words, ["json"], ["engine"])
+    options = _own("check")
+    own, rest = split(words, options)
     chosen = own.get("engine", "cpu").partition(":")[0]
     if chosen not in ("cpu", "reference"):
         raise UsageError(f"--engine={chosen}: there are cpu and reference")
-    entries = parse(rest, Settings())
+    entries = parse(rest, Settings(), options)
     if not entries:
         raise UsageError("no problem: give a descriptor, such as ic16oc16_ih7kh3ph1, or --batch=FILE")
     _meaningful(entries)
@@ -115,12 +97,13 @@ def _check(words: list[str]) -> int:
 def _bench(words: list[str]) -> int:
     from ..bench import timing
     from .bench import Bench, bench_entry, bench_graph, columns, peers
-    from .driver import UsageError
     from .driver import parse as parse_graph
     from .report import Report, console
     from .tasks import Entry, Settings, parse
+    from .words import UsageError, split
 
-    own, rest = _split(words, ["json"], ["peers", "budget"])
+    options = _own("bench")
+    own, rest = split(words, options)
     try:
         budget = float(own.get("budget", "2"))
     except ValueError:
@@ -129,7 +112,7 @@ def _bench(words: list[str]) -> int:
         raise UsageError(f"--budget={own['budget']}: needs a positive number of seconds")
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
     graphs = parse_graph(files)
-    problems = parse([word for word in rest if word not in files], Settings())
+    problems = parse([word for word in rest if word not in files], Settings(), options)
     if not graphs and not problems:
         raise UsageError("nothing to time: give a descriptor, --batch=FILE or a graph file")
     _readable(graphs)
@@ -154,7 +137,7 @@ def _bench(words: list[str]) -> int:
 
 def _readable(cases: Sequence[Case]) -> None:
     """Refuse files of the command line that cannot be read. In a batch, such a file is one case among others."""
-    from .driver import document
+    from .rewrite import document
 
     for case in cases:
         if not case.listed:
@@ -164,7 +147,7 @@ def _readable(cases: Sequence[Case]) -> None:
 def _meaningful(entries: Sequence[Entry]) -> None:
     """Refuse words of the command line that are no problem. In a batch, such a word is one case among others."""
     from ..errors import SpecError
-    from .driver import UsageError
+    from .words import UsageError
 
     for entry in entries:
         if entry.where:
@@ -184,20 +167,31 @@ def _ops(words: list[str]) -> int:
 
     from rich.console import Console
 
-    from ..spec.dialects import find
+    from ..errors import SpecError
+    from ..graph.kinds import find
     from ..spec.table import ALL_OPS
     from .ops import listing, schema, show
+    from .words import option_of, split
 
-    own, names = _split(words, ["json"])
+    options = _own("ops")
+    own, names = split(words, options)
+    for name in names:
+        if name.startswith("-"):
+            option_of(name, options)
+    try:
+        meanings = [find(name) for name in names]
+    except SpecError as error:
+        error.message += "; `convgrad ops` lists those of this family"
+        raise
     if "json" in own:
-        rows = [find(name).op for name in names] or ALL_OPS.values()
+        rows = [meaning.op for meaning in meanings] or ALL_OPS.values()
         print(json.dumps([schema(row) for row in rows], indent=2))
         return 0
     screen = Console(highlight=False, width=min(shutil.get_terminal_size().columns, 120))
-    if not names:
+    if not meanings:
         listing(screen)
-    for name in names:
-        show(name, screen)
+    for meaning in meanings:
+        show(meaning, screen)
     return 0
 
 
@@ -205,13 +199,14 @@ def _explain(words: list[str]) -> int:
     import shutil
 
     from ..graph.reader import read_file
-    from .driver import UsageError
     from .explain import as_json, explained, told
     from .tasks import Settings, parse
+    from .words import UsageError, split
 
-    own, rest = _split(words, ["json", "verbose"])
+    options = _own("explain")
+    own, rest = split(words, options)
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
-    entries = parse([word for word in rest if word not in files], Settings(directions=()))
+    entries = parse([word for word in rest if word not in files], Settings(directions=()), options)
     if not entries and not files:
         raise UsageError("nothing to explain: give a descriptor, a problem line or a graph file")
     found = explained(entries, [read_file(file).graph() for file in files])
@@ -223,6 +218,24 @@ def _explain(words: list[str]) -> int:
     for line in lines:
         print(line)
     return 0
+
+
+def _own(command: str) -> Options:
+    """The options of a command beside those of the grammar that its words have."""
+    from .words import Option, by_name
+
+    json = Option("json", "", "lines of JSON instead of tables")
+    if command == "check":
+        return by_name(json, Option("engine", "NAME", "cpu, or reference (NumPy)"))
+    if command == "bench":
+        return by_name(
+            json,
+            Option("peers", "NAMES", "other libraries: torch, onednn (all that are installed), or none"),
+            Option("budget", "SECONDS", "seconds for one problem (2)"),
+        )
+    if command == "explain":
+        return by_name(json, Option("verbose", "", "every field of the plan, too"))
+    return by_name(json)
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -308,26 +321,12 @@ def _help(command: str) -> str:
         epilog=f"examples:{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="lines of JSON instead of tables")
-    if command == "run":
-        for option in driver.OPTIONS.values():
-            form = {"metavar": option.form} if option.form else {"action": "store_true"}
-            text = option.text + ("; commas for alternatives" if option.multiple else "")
-            parser.add_argument(f"--{option.name}", help=text.replace("%", "%%"), **form)  # type: ignore[arg-type]
-    if command in ("check", "bench", "explain"):
-        parser.add_argument("--conv", action="store_true", help="descriptors are convolutions (the default)")
-        parser.add_argument("--deconv", action="store_true", help="descriptors are transposed convolutions")
-        for name, text in tasks.OPTIONS.items():
-            parser.add_argument(f"--{name}", help=text.replace("%", "%%"), metavar="VALUE")
-    if command == "explain":
-        parser.add_argument("-v", "--verbose", action="store_true", help="every field of the plan, too")
-    if command == "check":
-        parser.add_argument("--engine", help="cpu, or reference (NumPy)", metavar="NAME")
-    if command == "bench":
-        parser.add_argument(
-            "--peers", help="other libraries: torch, onednn (all that are installed), or none", metavar="NAMES"
-        )
-        parser.add_argument("--budget", help="seconds for one problem (2)", metavar="SECONDS")
+    grammar = {"run": driver.OPTIONS, "ops": {}}.get(command, tasks.OPTIONS)
+    for option in (*_own(command).values(), *grammar.values()):
+        form = {"metavar": option.form} if option.form else {"action": "store_true"}
+        text = option.text + ("; commas for alternatives" if option.multiple else "")
+        names = ["-v"] if option.name == "verbose" else []
+        parser.add_argument(*names, f"--{option.name}", help=text.replace("%", "%%"), **form)  # type: ignore[arg-type]
     if command in ("run", "check", "bench"):
         parser.add_argument("-v1", action="store_true", help="show every case")
     return parser.format_help()

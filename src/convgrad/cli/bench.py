@@ -19,8 +19,9 @@ from ..errors import ConvgradError, SpecError
 from ..graph import writer
 from ..spec import Problem
 from . import fill, run
-from .driver import Case, document
+from .driver import Case
 from .report import RESULT, Outcome, State, Step
+from .rewrite import document
 from .rows import Column, widest
 from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..spec.dialects import DIALECTS, find
+from ..spec.dialects import DIALECTS, Meaning
 from ..spec.table import ALL_OPS, DTYPES, EXTENDED_DTYPES, MAX_NDIMS, REQUIRED, Attr, Op
 
 ORIGINS = {"onednn": "", "document": "the documents only", "extension": "convgrad only"}
@@ -22,9 +22,8 @@ def listing(console: Console) -> None:
         console.print(f"    {op.text}")
 
 
-def show(name: str, console: Console) -> None:
+def show(meaning: Meaning, console: Console) -> None:
     """One operation: its tensors, attributes and types."""
-    meaning = find(name)
     op, older = meaning.op, meaning.dialect.words if meaning.dialect else {}
     defaults = meaning.dialect.defaults if meaning.dialect else {}
     console.print(f"[bold]{meaning.name}[/bold]: {op.text}")

@@ -21,8 +21,9 @@ from ..graph.logical import LogicalTensor
 from ..graph.ops import Op
 from ..spec.table import BIAS_OPS
 from . import fill
-from .driver import Case, document, rewrite, strangers
+from .driver import Case
 from .report import RESULT, ROWS, Outcome, State, Step
+from .rewrite import document, rewrite, strangers
 from .rows import Column, widest
 
 PACES = {"P": timing.Pace(), "F": timing.Pace(budget=0.3, blocks=2)}

@@ -19,25 +19,27 @@ from ..errors import SpecError
 from ..explanation import of_problem as of_line
 from ..graph import memory
 from ..spec import Problem, bind
-from ..spec.check import meant
 from ..spec.descriptors import DIRECTIONS, Descriptor
 from ..spec.table import DTYPES as DOCUMENTED
 from ..spec.table import EXTENDED_DTYPES, Op
-from . import fill
-from .driver import IGNORED, UsageError, hoisted, opened
+from . import fill, words
 from .report import ROWS
 from .rows import widest
+from .words import Option, count_of, each, one_of
 
 TAGS = {"ncx": "NCX", "abx": "NCX", "nxc": "NXC", "axb": "NXC", "any": "NCX"}
-OPTIONS = {
-    "dir": f"directions: {', '.join(DIRECTIONS)}",
-    "dt": "element types: f32, bf16, f16, f64, or SRC:WEI:DST with a result of f32",
-    "tag": "layouts: ncx (abx), nxc (axb)",
-    "mb": "another batch size; 0 keeps it",
-    "match": "only the problems that a regular expression finds",
-    "batch": "read words from a file; # begins a comment",
-}
-_IGNORED = IGNORED | {"alg", "engine", "wtag", "stag", "dtag", "bia-dt", "skip", "inplace"}
+OPTIONS = words.by_name(
+    Option("conv", "", "descriptors are convolutions (the default)"),
+    Option("deconv", "", "descriptors are transposed convolutions"),
+    Option("dir", "DIRECTION", f"directions: {', '.join(DIRECTIONS)}", True),
+    Option("dt", "TYPE", "element types: f32, bf16, f16, f64, or SRC:WEI:DST with a result of f32", True),
+    Option("tag", "TAG", "layouts: ncx (abx), nxc (axb)", True),
+    Option("mb", "N", "another batch size; 0 keeps it", True),
+    Option("match", "REGEX", "only the problems that a regular expression finds"),
+    Option("batch", "FILE", "read words from a file; # begins a comment"),
+    Option("reset", "", "forget the options so far, except --conv and --deconv"),
+)
+IGNORED = words.IGNORED | {"alg", "engine", "wtag", "stag", "dtag", "bia-dt", "skip", "inplace"}
 
 
 @dataclass(frozen=True)
@@ -122,80 +124,61 @@ def of_settings(entries: Sequence[Entry], name: str) -> int:
     return widest(word for entry in entries for word in getattr(entry.settings, name))
 
 
-def parse(words: Iterable[str], start: Settings) -> list[Entry]:
-    """The entries of a command line. Options apply to what follows them, and at its end to all of it."""
-    return _read(hoisted(words, OPTIONS, ("batch",)), start, "", ())
+def parse(line: Iterable[str], start: Settings, others: Iterable[str] = ()) -> list[Entry]:
+    """The entries of a command line. `others` are further options of the command, to hint at."""
+    return _read(words.hoisted(line, OPTIONS, ("batch",)), start, (), tuple(others))
 
 
-def _read(words: list[str], settings: Settings, where: str, batches: tuple[Path, ...]) -> list[Entry]:
+def _read(line: Iterable[str], settings: Settings, batches: tuple[Path, ...], others: tuple[str, ...]) -> list[Entry]:
+    """The entries of words, which begin with these settings and stand in the last of these batch files, if any."""
+    where = batches[-1].name if batches else ""
     entries: list[Entry] = []
-    for word in words:
+    for word in line:
         if not word.startswith("-"):
             entries.append(Entry(word, settings, where))
-            continue
-        name, equals, value = word.removeprefix("--").partition("=")
-        if name in ("conv", "deconv"):
-            settings = replace(settings, transposed=name == "deconv")
-            continue
-        if name == "reset":
-            settings = Settings(transposed=settings.transposed)
-            continue
-        if name in _IGNORED or name.startswith("attr-") or re.fullmatch(r"-v\d+", word):
-            continue
-        if name not in OPTIONS:
-            hint = meant(name, OPTIONS) or f"there are {', '.join('--' + o for o in OPTIONS)}, --conv and --deconv"
-            raise UsageError(f"{word!r} is no option; {hint}")
-        if not equals:
-            raise UsageError(f"--{name} needs a value: {OPTIONS[name]}")
-        if name == "batch":
-            entries.extend(_batch(value, settings, batches))
-            continue
-        try:
-            settings = _with(settings, name, value)
-        except ValueError as error:
-            raise UsageError(f"--{name}={value}: {error}") from None
+        elif not words.is_ignored(word, IGNORED) and not word.startswith("--attr-"):
+            name, value = words.option_of(word, OPTIONS, others)
+            if name == "batch":
+                path, inner = words.opened(value, [Path()], batches)
+                told = settings.transposed is not None or "deconv" not in path.parts
+                first = settings if told else replace(settings, transposed=True)
+                entries.extend(_read(inner, first, (*batches, path), others))
+                continue
+            with words.refusing(OPTIONS[name], value):
+                settings = _with(settings, name, value)
     return entries
 
 
-def _batch(name: str, settings: Settings, batches: tuple[Path, ...]) -> list[Entry]:
-    path, words = opened(name, [Path()], batches)
-    if settings.transposed is None and "deconv" in path.parts:
-        settings = replace(settings, transposed=True)
-    return _read(words, settings, path.name, (*batches, path))
-
-
 def _with(settings: Settings, name: str, value: str) -> Settings:
-    words = [word for word in value.split(",") if word]
+    """The settings after an option; a value that means nothing is a `ValueError`."""
+    if name in ("conv", "deconv"):
+        return replace(settings, transposed=name == "deconv")
+    if name == "reset":
+        return Settings(transposed=settings.transposed)
     if name == "match":
         try:
             re.compile(value)
         except re.error as error:
             raise ValueError(f"no regular expression: {error}") from None
         return replace(settings, match=value)
-    if not words:
+    found = each(value)
+    if not found:
         raise ValueError("needs a value")
     if name == "dir":
-        _known(words, DIRECTIONS)
-        return replace(settings, directions=tuple(words))
+        return replace(settings, directions=tuple(one_of(word, DIRECTIONS) for word in found))
     if name == "tag":
-        _known([w.lower() for w in words], TAGS)
-        return replace(settings, tags=tuple(w.lower() for w in words))
+        return replace(settings, tags=tuple(one_of(word.lower(), TAGS) for word in found))
     if name == "mb":
-        if not all(w.isdecimal() and len(w) < 19 for w in words):
-            raise ValueError("needs a number")
-        return replace(settings, mb=tuple(map(int, words)))
-    for word in words:
-        parts = word.split(":")
-        _known(parts, (*DOCUMENTED, *EXTENDED_DTYPES))
-        if len(parts) not in (1, 3):
-            raise ValueError(f"{word!r} is not of the form SRC:WEI:DST")
-    return replace(settings, dtypes=tuple(words))
+        return replace(settings, mb=tuple(map(count_of, found)))
+    return replace(settings, dtypes=tuple(map(_dtypes, found)))
 
 
-def _known(words: Iterable[str], choices: Iterable[str]) -> None:
-    for word in words:
-        if word not in choices:
-            raise ValueError(f"{word!r} is none of {', '.join(choices)}")
+def _dtypes(word: str) -> str:
+    """One type, or three with colons between them."""
+    parts = [one_of(part, (*DOCUMENTED, *EXTENDED_DTYPES)) for part in word.split(":")]
+    if len(parts) not in (1, 3):
+        raise ValueError(f"{word!r} is not of the form SRC:WEI:DST")
+    return word
 
 
 def tasks(entry: Entry) -> Iterator[Task]:
@@ -232,17 +215,12 @@ def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) 
     shapes = {role: d.shape for role, d in zip(roles, operation.inputs, strict=False)}
     shapes[operation.op.wanted] = binding.shape
     text = str(descriptor)
-    words = (
-        *(("--deconv",) if descriptor.transposed else ()),
-        f"--dir={direction}",
-        f"--dt={dtype}",
-        f"--tag={tag}",
-        text,
-    )
+    deconv = ["--deconv"] if descriptor.transposed else []
+    line = (*deconv, f"--dir={direction}", f"--dt={dtype}", f"--tag={tag}", text)
     fields = {"problem": text, "dir": direction, "dt": dtype, "tag": tag}
     if descriptor.uneven:
         fields["padding"] = descriptor.uneven
-    return Task(words, operation.op, binding.problem, attributes, shapes, fields)
+    return Task(line, operation.op, binding.problem, attributes, shapes, fields)
 
 
 def arrays(task: Task) -> dict[str, Array]:
