@@ -38,7 +38,7 @@ def _gather(plan: Gather, names: Names) -> Telling:
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
     phases = prod(axis_map.out_stride for axis_map in plan.maps)
     if phases > 1:
-        how += f"; the stride divides the pixels into {phases} kinds, each tap_row only its own part of the kernel"
+        how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
     columns = f"{plan.block} channels"
     if plan.fold is not None:
         columns = f"{prod(plan.fold.factors)} neighbours with {plan.fold.channels} channels each"
