@@ -1,6 +1,7 @@
-"""A small writer of LLVM IR text. Numbers that are known stay Python integers and fold; the rest are SSA names.
+"""A small builder of LLVM IR: a module, its functions, integers, memory, loops and branches.
 
-Text is written directly because it takes a tenth of the time of an object model, and a kernel is read as text anyway.
+Numbers that are known stay Python integers and are folded; the rest are names of SSA values. Text is written directly
+because that takes a tenth of the time of an object model, and a kernel is read as text anyway.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Function:
         return a if b == 1 else self.op(f"udiv i64 {a}, {b}")
 
     def rem(self, a: Value, b: int) -> Value:
-        """The rest of that quotient."""
+        """The remainder of that quotient."""
         if isinstance(a, int):
             return a % b
         return 0 if b == 1 else self.op(f"urem i64 {a}, {b}")
@@ -207,7 +208,7 @@ class Function:
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}, !nontemporal !0")
 
     def prefetch(self, pointer: str) -> None:
-        """Ask for a line of memory, into the second-level cache. The address may be any."""
+        """Prefetch a line of memory into the second-level cache. The address may be any."""
         self.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
         self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
 
@@ -217,7 +218,7 @@ class Function:
         self.do("call void @llvm.x86.sse.sfence()")
 
     def aligned(self, pointer: str, bytes_: int) -> str:
-        """Whether an address is a multiple of a power of two."""
+        """Whether an address is a multiple of so many bytes, a power of two."""
         return self.test("eq", self.op(f"and i64 {self.op(f'ptrtoint ptr {pointer} to i64')}, {bytes_ - 1}"), 0)
 
     def variable(self, type_: str, value: Value) -> str:

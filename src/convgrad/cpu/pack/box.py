@@ -11,6 +11,8 @@ from math import prod
 
 from ..plan.records import Packed
 
+MOST_STEP = 4  # of so many contiguous pixels that are read, one is used at least. Origin not recorded
+
 
 class Pairing(Enum):
     """Where the two bf16 of a pair come from, which one instruction multiplies and adds. See pairs.py."""
@@ -99,7 +101,7 @@ def packer(box: PackBox, lanes: int) -> Packer:
             return Packer.COPY_ROWS
         follow = box.channels == last.stride == box.pitch - 1 and last.step == 1
         return Packer.COPY_ZERO if box.zero_rest and follow and lanes % box.pitch == 0 else Packer.COPY_PIXELS
-    contiguous = last.stride == 1 and last.step <= 4  # of four pixels that are read, one is used at least
+    contiguous = last.stride == 1 and last.step <= MOST_STEP
     if box.interleave and box.channels is not None and contiguous:
         return Packer.INTERLEAVE
     if contiguous and transposable(lanes):

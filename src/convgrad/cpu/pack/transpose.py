@@ -38,7 +38,9 @@ def square(m: Module, n: Elements, box: PackBox) -> Function:
     widened. Pairs of neighbouring pixels, of 16 bits, are transposed as one number of 32.
     """
     f = m.function(f"{box.name}_square", SQUARE)
-    _Square(f, n, box).write()
+    members, unit = (2, "float") if box.pairing is Pairing.PIXELS else (1, n.storage)
+    few = replace(n, lanes=members * piece(n.lanes, unit), sum=n.storage)
+    _Square(f, n, box, members, unit, few).write()
     return f
 
 
@@ -48,27 +50,15 @@ class _Square(NamedTuple):
     f: Function
     n: Elements
     box: PackBox
-
-    @property
-    def members(self) -> int:
-        """Pixels of an entry."""
-        return 2 if self.box.pairing is Pairing.PIXELS else 1
-
-    @property
-    def unit(self) -> str:
-        """The type of an entry's element while it is transposed."""
-        return self.n.storage if self.members == 1 else "float"
-
-    @property
-    def read(self) -> Elements:
-        """A piece of a channel: the pixels that are transposed at a time."""
-        return replace(self.n, lanes=self.members * piece(self.n.lanes, self.unit), sum=self.n.storage)
+    members: int  # pixels of an entry
+    unit: str  # the type of an entry's element while it is transposed
+    few: Elements  # a piece of a channel: the pixels that are transposed at a time
 
     def write(self) -> None:
         """The whole square if all of it is there; else a piece at a time, as far as there are pixels."""
-        f, n, box = self
+        f, n, box, *_ = self
         *_, pixels, last = f.args
-        side, size = self.members * n.lanes, self.read.lanes
+        side, size = self.members * n.lanes, self.few.lanes
         whole = self.members == 1 and box.channels is not None and box.channels % n.lanes == 0
         full = f.test("sge", pixels, side)
         branch = f.either(full if whole else f.both(full, f.test("sge", last, n.lanes - 1)))
@@ -86,18 +76,17 @@ class _Square(NamedTuple):
 
     def _rows(self, first: Value, count: Value, channels: Sequence[Value], *, beyond: bool = False) -> list[str]:
         """So many pixels of each channel; `beyond` says that there may be channels beyond the last."""
-        f, n, box = self
+        f, n, box, members, unit, few = self
         source, _, _, last = f.args
-        read, step = self.read, box.axes[-1].step
-        kind = vector(piece(n.lanes, self.unit), self.unit)
-        wide = replace(read, lanes=read.lanes * step)
+        step, kind = box.axes[-1].step, vector(few.lanes // members, unit)
+        wide = replace(few, lanes=few.lanes * step)
         mask = wide.window(f, 0, f.add(f.mul(f.sub(count, 1), step), 1))
         rows = []
         for i, channel in enumerate(channels):
             at = f.at(source, f.add(channel, f.mul(first, step)), n.storage)
-            row = thinned(f, read, at, step, mask)
-            if self.members > 1:
-                row = f.op(f"bitcast {read.vector} {row} to {kind}")
+            row = thinned(f, few, at, step, mask)
+            if members > 1:
+                row = f.op(f"bitcast {few.vector} {row} to {kind}")
             if box.zero_rest and beyond:
                 row = f.op(f"select i1 {f.test('sle', i, last)}, {kind} {row}, {kind} zeroinitializer")
             rows.append(row)
@@ -105,12 +94,12 @@ class _Square(NamedTuple):
 
     def _transpose(self, first: Value, rows: list[str]) -> None:
         """Transpose pieces of all channels, and write them."""
-        f, n, box = self
-        element = n.sum if self.members == 1 else self.unit
-        entry = f.div(first, self.members)
-        for i, row in enumerate(transpose_pieces(f, rows, self.unit)):
-            value = row if self.members > 1 else n.widen(f, row, n.lanes)
-            place = f.at(f.args[1], f.mul(f.add(entry, i), box.entry_pitch // self.members), element)
+        f, n, box, members, unit, _ = self
+        element = n.sum if members == 1 else unit
+        entry = f.div(first, members)
+        for i, row in enumerate(transpose_pieces(f, rows, unit)):
+            value = row if members > 1 else n.widen(f, row, n.lanes)
+            place = f.at(f.args[1], f.mul(f.add(entry, i), box.entry_pitch // members), element)
             f.store(value, place, vector(n.lanes, element), size_of(element))
 
 
