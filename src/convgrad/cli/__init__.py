@@ -224,18 +224,15 @@ def _own(command: str) -> Options:
     """The options of a command beside those of the grammar that its words have."""
     from .words import Option, by_name
 
-    json = Option("json", "", "lines of JSON instead of tables")
-    if command == "check":
-        return by_name(json, Option("engine", "NAME", "cpu, or reference (NumPy)"))
-    if command == "bench":
-        return by_name(
-            json,
+    own = {
+        "check": [Option("engine", "NAME", "cpu, or reference (NumPy)")],
+        "bench": [
             Option("peers", "NAMES", "other libraries: torch, onednn (all that are installed), or none"),
             Option("budget", "SECONDS", "seconds for one problem (2)"),
-        )
-    if command == "explain":
-        return by_name(json, Option("verbose", "", "every field of the plan, too"))
-    return by_name(json)
+        ],
+        "explain": [Option("verbose", "", "every field of the plan, too")],
+    }
+    return by_name(Option("json", "", "lines of JSON instead of tables"), *own.get(command, []))
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
