@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from convgrad.cpu import kernel
-from convgrad.cpu.plan.records import Gather, Reduce
+from convgrad.cpu.gather.records import Gather
+from convgrad.cpu.plan.records import Reduce
 
 PAGE = mmap.PAGESIZE
 NONE, READ, READ_WRITE = 0, 1, 3

@@ -15,8 +15,9 @@ import numpy as np
 
 from convgrad import reference
 from convgrad.cpu import kernel
+from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan import registry
-from convgrad.cpu.plan.records import Gather, Reduce
+from convgrad.cpu.plan.records import Reduce
 from convgrad.cpu.target import Target, named, native
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes

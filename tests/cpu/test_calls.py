@@ -18,8 +18,8 @@ import pytest
 import convgrad
 from convgrad import SpecError, functional, reference
 from convgrad.cpu import kernel, target
+from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.kernel import Kernel
-from convgrad.cpu.plan.records import Gather
 from convgrad.spec.problem import Problem
 
 from .guard import poisoned_workspace
@@ -315,7 +315,7 @@ def test_not_finite_with_few_channels(value: float, dtype: Any) -> None:
     problem = Problem.parse("y f32 n2 g1 cx6 cy2 x20x24 w3x3 y20x24 s1x1 d1x1 p1x1 x@nxc w@xio y@nxc")
     plan = kernel.explain(problem, target.current(), 2)
     assert isinstance(plan, Gather)
-    assert plan.fold is not None
+    assert plan.tile.fold is not None
     spoilt = x.copy()
     spoilt[1, 9, 10, 2] = value
     result = convgrad.convolution(spoilt, w, **SAME)

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from convgrad.cpu.plan.records import Declined, Gather, Plan, Plane, Reduce, Slide
+from convgrad.cpu.gather.records import Gather, TaskOrder, WeightPacking
+from convgrad.cpu.plan.records import Declined, Plan, Plane, Reduce, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.spec.problem import Problem
@@ -80,52 +81,74 @@ def _narrow(plan: Plan) -> bool:
 
 # What the problems of this file must axis_map, so that the tests above mean something.
 PATHS: dict[str, Callable[[Plan], bool]] = {
-    "gather in place": _gather(lambda g: g.in_place),
-    "gather in place, in pairs": _gather(lambda g: g.in_place and g.pairs),
-    "gather packed, in pairs": _gather(lambda g: not g.in_place and g.pairs),
-    "gather through a stage": _gather(lambda g: g.staged),
-    "gather in chunks": _gather(lambda g: g.chunks > 1),
-    "gather in chunks of pairs": _gather(lambda g: g.chunks > 1 and g.pairs),
-    "a last chunk that is shorter": _gather(lambda g: g.chunks > 1 and g.cin % g.chunk != 0),
+    "gather in place": _gather(lambda g: g.source.in_place),
+    "gather in place, in pairs": _gather(lambda g: g.source.in_place and g.sums.pairs),
+    "gather packed, in pairs": _gather(lambda g: not g.source.in_place and g.sums.pairs),
+    "gather through a stage": _gather(lambda g: g.output.staged),
+    "gather in chunks": _gather(lambda g: g.sums.chunks > 1),
+    "gather in chunks of pairs": _gather(lambda g: g.sums.chunks > 1 and g.sums.pairs),
+    "a last chunk that is shorter": _gather(lambda g: g.sums.chunks > 1 and g.layer.cin % g.sums.chunk != 0),
     "gather in boxes, the last one smaller": _gather(
-        lambda g: any(w.boxes > 1 and -(-w.out // w.out_stride) % w.box for w in g.maps)
+        lambda g: any(w.boxes > 1 and -(-w.out // w.out_stride) % w.box for w in g.cut.maps)
     ),
-    "gather in blocks of channels": _gather(lambda g: g.blocks > 1 and g.block_groups > 1),
-    "tasks with unequal blocks": _gather(lambda g: g.block_groups > 1 and g.blocks % g.block_groups != 0),
-    "weights packed by each thread": _gather(lambda g: g.copies and g.boxes > 1),
-    "weights packed by each thread, in blocks": _gather(lambda g: g.copies and g.blocks > 1),
-    "weights packed by each thread, in groups": _gather(lambda g: g.copies and g.groups > 1 and g.pairs),
-    "weights packed by each thread, and a bias": _gather(lambda g: g.copies and g.bias is not None),
-    "parts first": _gather(lambda g: g.parts_first and g.boxes > 1),
-    "parts of the same pixels": _gather(lambda g: g.block_groups > 1 and not g.parts_first and g.boxes > 1),
+    "gather in blocks of channels": _gather(lambda g: g.tile.blocks > 1 and g.task.parts > 1),
+    "tasks with unequal blocks": _gather(lambda g: g.task.parts > 1 and g.tile.blocks % g.task.parts != 0),
+    "weights packed by each thread": _gather(lambda g: g.task.weights is WeightPacking.THREAD_ALL and g.cut.boxes > 1),
+    "weights packed by each thread, in blocks": _gather(
+        lambda g: g.task.weights is WeightPacking.THREAD_ALL and g.tile.blocks > 1
+    ),
+    "weights packed by each thread, in groups": _gather(
+        lambda g: g.task.weights is WeightPacking.THREAD_ALL and g.layer.groups > 1 and g.sums.pairs
+    ),
+    "weights packed by each thread, and a bias": _gather(
+        lambda g: g.task.weights is WeightPacking.THREAD_ALL and g.layer.bias is not None
+    ),
+    "parts first": _gather(lambda g: g.task.order is TaskOrder.PART and g.cut.boxes > 1),
+    "parts of the same pixels": _gather(
+        lambda g: g.task.parts > 1 and g.task.order is TaskOrder.BOX and g.cut.boxes > 1
+    ),
     "high tiles of one whole vector": _gather(lambda g: g.lanes == 16 and g.vectors == 1 and g.rows > 8),
     "high tiles of sums of one whole vector": _reduce(lambda r: r.lanes == 16 and r.vectors == 1 and r.rows > 8),
-    "weights packed by who needs them": _gather(lambda g: g.own and g.blocks > 1 and g.chunks > 1),
-    "weights packed by who needs them, in groups": _gather(lambda g: g.own and g.groups > 1),
-    "weights packed by who needs them, in pairs": _gather(lambda g: g.own and g.pairs),
-    "weights packed by who needs them, for many boxes": _gather(lambda g: g.own and g.boxes > 1 and g.chunks > 1),
-    "weights packed by who needs them, input in place": _gather(lambda g: g.own and g.in_place and g.chunks > 1),
-    "weights packed by who needs them, with prefetch": _gather(lambda g: g.own and g.prefetch is not None),
-    "weights packed by who needs them, prefetching more": _gather(lambda g: g.weights_apart > 0 and g.boxes > 1),
-    "weights packed by who needs them, for one box": _gather(lambda g: g.weights_apart > 0 and g.boxes == 1),
-    "a shorter tile": _gather(lambda g: g.short > 0 and not g.tail),
-    "a shorter tile of a narrower block": _gather(lambda g: g.short > 0 and g.tail > 0 and g.blocks > 1),
-    "several groups in a task": _gather(lambda g: g.run > 1 and g.runs > 1 and g.prefetch is not None),
-    "several groups in a task, fewer in the last": _gather(lambda g: g.groups % g.run > 0),
-    "gather with groups side by side": _gather(lambda g: g.share is not None),
-    "gather with groups of several side by side": _gather(lambda g: g.share is not None and g.share[0] > 1),
-    "phases of a stride": _gather(lambda g: any(w.out_stride > 1 for w in g.maps)),
-    "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.phases)),
-    "borders apart": _gather(lambda g: any(len(w.segments) > w.out_stride for w in g.maps)),
-    "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.packs)),
-    "past the caches": _gather(lambda g: g.stream and not g.staged),
-    "past the caches from a stage": _gather(lambda g: g.stream and g.staged),
+    "weights packed by who needs them": _gather(
+        lambda g: g.task.order is TaskOrder.CHANNEL and g.tile.blocks > 1 and g.sums.chunks > 1
+    ),
+    "weights packed by who needs them, in groups": _gather(
+        lambda g: g.task.order is TaskOrder.CHANNEL and g.layer.groups > 1
+    ),
+    "weights packed by who needs them, in pairs": _gather(lambda g: g.task.order is TaskOrder.CHANNEL and g.sums.pairs),
+    "weights packed by who needs them, for many boxes": _gather(
+        lambda g: g.task.order is TaskOrder.CHANNEL and g.cut.boxes > 1 and g.sums.chunks > 1
+    ),
+    "weights packed by who needs them, input in place": _gather(
+        lambda g: g.task.order is TaskOrder.CHANNEL and g.source.in_place and g.sums.chunks > 1
+    ),
+    "weights packed by who needs them, with prefetch": _gather(
+        lambda g: g.task.order is TaskOrder.CHANNEL and g.prefetch is not None
+    ),
+    "weights packed by who needs them, prefetching more": _gather(lambda g: g.weights_step > 0 and g.cut.boxes > 1),
+    "weights packed by who needs them, for one box": _gather(lambda g: g.weights_step > 0 and g.cut.boxes == 1),
+    "a shorter tile": _gather(lambda g: g.cut.short_rows > 0 and not g.tile.last_vectors),
+    "a shorter tile of a narrower block": _gather(
+        lambda g: g.cut.short_rows > 0 and g.tile.last_vectors > 0 and g.tile.blocks > 1
+    ),
+    "several groups in a task": _gather(lambda g: g.task.groups > 1 and g.group_parts > 1 and g.prefetch is not None),
+    "several groups in a task, fewer in the last": _gather(lambda g: g.layer.groups % g.task.groups > 0),
+    "gather with groups side by side": _gather(lambda g: g.tile.lane_groups is not None),
+    "gather with groups of several side by side": _gather(
+        lambda g: g.tile.lane_groups is not None and g.tile.lane_groups[0] > 1
+    ),
+    "phases of a stride": _gather(lambda g: any(w.out_stride > 1 for w in g.cut.maps)),
+    "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.cut.phases)),
+    "borders apart": _gather(lambda g: any(len(w.segments) > w.out_stride for w in g.cut.maps)),
+    "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.cut.packs)),
+    "past the caches": _gather(lambda g: g.output.stream and not g.output.staged),
+    "past the caches from a stage": _gather(lambda g: g.output.stream and g.output.staged),
     "past the caches, pixels in the lanes": _reduce(lambda r: r.stream and r.operands[0] == "w"),
     "prefetching": _gather(lambda g: g.prefetch is not None),
     "prefetching spread over the products": _gather(lambda g: g.prefetch is not None and not g.prefetch.burst),
     "prefetching both sides": _reduce(lambda r: r.prefetch is not None and len(r.prefetch.regions) == 2),
     "pixels in the lanes": _reduce(lambda r: r.operands == ("w", "x", "y") and not r.pairs),
-    "a last block with fewer vectors": _gather(lambda g: g.tail > 0 and g.blocks > 1),
+    "a last block with fewer vectors": _gather(lambda g: g.tile.last_vectors > 0 and g.tile.blocks > 1),
     "a last block with fewer vectors, weights": _reduce(lambda r: r.tail > 0 and r.lane_blocks > 1 and not r.direct),
     "a last block with fewer vectors, direct": _reduce(lambda r: r.tail > 0 and r.lane_blocks > 1 and r.direct),
     "pixels in the lanes, backwards": _reduce(lambda r: r.operands == ("w", "y", "x") and not r.pairs),
@@ -135,15 +158,17 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pixels in the lanes, packed": _reduce(lambda r: r.operands[0] == "w" and not r.lanes_in_place),
     "pixels in the lanes, added": _reduce(lambda r: r.operands[0] == "w" and r.accumulate),
     "rows in place whose channels lie apart": _reduce(lambda r: r.in_place and r.row_step > 1),
-    "few channels, y": _gather(lambda g: g.fold is not None and g.wanted == "y"),
-    "few channels, x": _gather(lambda g: g.fold is not None and g.wanted == "x" and not g.pairs),
-    "few channels, x in pairs": _gather(lambda g: g.fold is not None and g.wanted == "x" and g.pairs),
-    "few channels in several vectors": _gather(lambda g: g.fold is not None and g.vectors > 1),
-    "few channels, sums in chunks": _gather(lambda g: g.fold is not None and g.chunks > 1),
+    "few channels, y": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "y"),
+    "few channels, x": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "x" and not g.sums.pairs),
+    "few channels, x in pairs": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "x" and g.sums.pairs),
+    "few channels in several vectors": _gather(lambda g: g.tile.fold is not None and g.vectors > 1),
+    "few channels, sums in chunks": _gather(lambda g: g.tile.fold is not None and g.sums.chunks > 1),
     "few channels, a last one cut off": _gather(
-        lambda g: g.fold is not None and any(s % f for s, f in zip(g.fold.sizes, g.fold.factors, strict=True))
+        lambda g: (
+            g.tile.fold is not None and any(s % f for s, f in zip(g.tile.fold.sizes, g.tile.fold.factors, strict=True))
+        )
     ),
-    "an odd number of channels in pairs": _gather(lambda g: g.given < g.cin),
+    "an odd number of channels in pairs": _gather(lambda g: g.sums.odd),
     "channels on their own, y": _slide(lambda s: s.wanted == "y"),
     "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.out_stride for w in s.maps) > 1),
     "channels on their own, w": _slide(lambda s: s.wanted == "w" and s.slices > 1),
@@ -193,13 +218,17 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "reduce with groups side by side": _reduce(lambda r: r.share is not None),
     "reduce with groups side by side, slices": _reduce(lambda r: r.share is not None and r.slices > 1),
     "runs of the band of x apart": _reduce(lambda r: any(len(p.offsets) > 1 for p in r.x_packs)),
-    "gather without a loop over channels": _gather(lambda g: g.unrolled and not g.pairs and g.groups > 1),
-    "gather without a loop over channels, in pairs": _gather(lambda g: g.unrolled and g.pairs),
-    "gather without a loop over channels, few channels": _gather(lambda g: g.unrolled and g.fold is not None),
-    "gather by vectors of half the width": _gather(lambda g: _narrow(g) and g.blocks > 1),
-    "gather by vectors of half the width, in pairs": _gather(lambda g: _narrow(g) and g.pairs),
-    "gather by vectors of half the width, few channels": _gather(lambda g: _narrow(g) and g.fold is not None),
-    "gather by vectors of half the width, side by side": _gather(lambda g: _narrow(g) and g.share is not None),
+    "gather without a loop over channels": _gather(
+        lambda g: g.cut.unrolled and not g.sums.pairs and g.layer.groups > 1
+    ),
+    "gather without a loop over channels, in pairs": _gather(lambda g: g.cut.unrolled and g.sums.pairs),
+    "gather without a loop over channels, few channels": _gather(lambda g: g.cut.unrolled and g.tile.fold is not None),
+    "gather by vectors of half the width": _gather(lambda g: _narrow(g) and g.tile.blocks > 1),
+    "gather by vectors of half the width, in pairs": _gather(lambda g: _narrow(g) and g.sums.pairs),
+    "gather by vectors of half the width, few channels": _gather(lambda g: _narrow(g) and g.tile.fold is not None),
+    "gather by vectors of half the width, side by side": _gather(
+        lambda g: _narrow(g) and g.tile.lane_groups is not None
+    ),
     "reduce by vectors of half the width": _reduce(lambda r: _narrow(r) and not r.pairs),
     "reduce by vectors of half the width, in pairs": _reduce(lambda r: _narrow(r) and r.pairs),
     "reduce by vectors of half the width, side by side": _reduce(lambda r: _narrow(r) and r.share is not None),

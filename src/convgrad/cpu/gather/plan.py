@@ -1,20 +1,29 @@
-"""Plans for y and x: what the lanes hold, how sums, pixels and tasks are cut, what is packed and prefetched."""
+"""Plans for y and x: a list of steps, each a function from what was decided before to one record.
+
+First what the lanes of a tile hold, then how sums over channels are cut, how the input is read and results are written,
+how pixels are cut into boxes, what tasks are (both in cut.py), how weights are packed, and what is prefetched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, product
 from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
-from ...spec.problem import Ints, Problem
-from ..plan.axes import Axis, Shape, axis_maps, inside, packed, phases_of, simplify, spans, tap_offsets
+from ...spec.problem import Problem
+from ..ir.convert import Elements
+from ..pack.box import transposable
+from ..pack.weights import PackWeights, WeightPacker
+from ..plan.axes import inside, simplify, spans, tap_offsets
 from ..plan.bits import (
+    BOX_RESULTS,
+    CHUNK_PART,
+    FOLDED_WEIGHTS,
     HALF_COST,
     HALF_COST_PAIRS,
-    TEAM,
+    ODD_CHANNELS,
     THREAD_BYTES,
+    WHOLE_PART,
     dots,
     fit_lane_groups,
     fitted,
@@ -23,426 +32,281 @@ from ..plan.bits import (
     row_steps,
     vector_widths,
 )
-from ..plan.cost import Boxes, Filling, Room, Tasks, lost
 from ..plan.prefetch import Lines, Prefetch, lines
-from ..plan.records import Declined, Fold, Gather, Plan, busy_tiles, entry_steps, pitch, up
-from ..plan.tuning import converts_f16, even_steps, half_width_text, streams, tile, tuning
-from ..target import LINE, Target
+from ..plan.records import Declined, LaneGroups, Plan, busy_tiles, pitch, up
+from ..plan.tuning import converts_f16, half_width_text, streams, tile, tuning
+from ..target import Target
+from .cut import cut_pixels, cut_tasks
+from .fold import fold
+from .records import Cut, Fold, Gather, Layer, Output, Source, Sums, Task, TaskOrder, Tile, WeightPacking
 
-SECOND = 0.005  # a second tile takes time to compile: it must save this share of the time
-WOVEN = 4  # channels that lie apart are interleaved, if there are no more; squares of more are turned
-FOLD = 1.2  # results are folded if that saves so much
-FOLDED = 16 << 20  # bytes that the weights of folded results may take
-UNROLLED = 64  # channels (or pairs) times rows: so few products of one vector are done before a loop over them is
-COPIED_WEIGHTS, COPIED_PIXELS = 640 << 10, 200  # so few bytes of weights are packed by each thread, if it has so many
-SHARED = 1.25  # of the second-level cache: more weights than this are not shared by all threads
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
 
 def plan(p: Problem, target: Target, threads: int) -> Plan:
     """A plan for the results or the data gradient of a problem."""
-    return Planner(p, target, threads).plan()
+    layer = as_gather(p, target)
+    if prod(layer.out_strides) > PHASES:
+        reason = f"strides {p.stride} divide the results into more than {PHASES} phases"
+        return Declined(reason, f"strides whose product is at most {PHASES}")
+    layer, tile = fill_lanes(layer, target)
+    sums = cut_sums(layer, tile)
+    source = read_input(layer, tile, sums)
+    output = write_results(layer, tile, sums, streams(p, tile.target))
+    cut = cut_pixels(layer, tile, sums, source, output, threads)
+    task = cut_tasks(layer, tile, sums, source, cut, threads)
+    weights = pack_weights(layer, tile, sums)
+    prefetch: Prefetch | None = None
+    weights_step = 0
+    if p.bytes > target.l2:
+        prefetch, weights_step = prefetch_next(layer, tile, sums, output, cut, task)
+    made = Gather(layer, tile, sums, source, output, cut, task, weights, prefetch, weights_step, threads)
+    return replace(made, why=tuple(reasons(made)))
 
 
-class Planner:
-    """Decisions about one problem, each building on those before it."""
-
-    def __init__(self, p: Problem, target: Target, threads: int) -> None:
-        self.p, self.target, self.threads = p, target, threads
-        self.why: list[str] = []
-        self.shape = simplify(p)
-        self.forward = p.wanted == "y"
-        self.sum_dtype = DTYPES[p.dtype].accumulator
-        self.item = self.sum_dtype.itemsize
-        self.lanes = target.lanes(self.item)
-        self.size, self.out_size = DTYPES[p.dtype].size, DTYPES[p.out_dtype].size
-        x, y = (p.cx, self.shape.x_channel), (p.cy, self.shape.y_channel)
-        given, wanted = (x, y) if self.forward else (y, x)
-        self.cin, self.in_channel = given
-        self.cout, self.out_channel = wanted
-        g, cy, cx = self.shape.w_channel
-        self.w_strides = (g, cy, cx) if self.forward else (g, cx, cy)
-
-    def plan(self) -> Plan:
-        """The plan, or why there is none."""
-        if prod(self._out_strides()) > PHASES:
-            reason = f"strides {self.p.stride} divide the results into more than {PHASES} phases"
-            return Declined(reason, f"strides whose product is at most {PHASES}")
-        self._fill_lanes()
-        self._cut_sums()
-        self._take_input()
-        self._cut_pixels()
-        self._share_out()
-        self._use_caches()
-        return self._made()
-
-    def _out_strides(self) -> list[int]:
-        """Phases of the results along each axis."""
-        return [1 if self.forward else a.stride for a in self.shape.axes]
-
-    def _fill_lanes(self) -> None:
-        """What the lanes hold: wanted channels of a group, of several groups, or of neighbouring results."""
-        p, lanes, cin, cout = self.p, self.lanes, self.cin, self.cout
-        self.share: tuple[int, int] | None = None
-        self.fold: Fold | None = None
-        self.groups, self.in_total, self.out_total = p.g, cin, cout
-        dotted = p.dtype == "bf16" and dots(self.target)
-        if fit_lane_groups(self.target, lanes, p.g, cin, cout, dotted):
-            self.share, self.groups = (cin, cout), 1
-            self.in_total, self.out_total = p.g * cin, p.g * cout
-        price = HALF_COST_PAIRS if dotted and not self.share else HALF_COST
-        if p.g == 1 and 2 * cout <= lanes:
-
-            def cost(channels: int) -> float:
-                choices = vector_widths(self.target, price)
-                return min(step * row_steps(t, t.lanes(self.item), channels, one_block=True)[0] for t, step in choices)
-
-            room = most_vectors(self.target) * lanes
-            limits = (room // cout, FOLDED // (room * cin * self.item))
-            steps = (self.w_strides[1], self.out_channel[1])
-            folded = _folded(self.shape, self.forward, cout, *steps, *limits, cost)
-            if folded is not None:
-                # From here on a gather like any other, of fewer pixels with more channels.
-                self.shape, self.fold = folded
-                self.forward = True
-                self.cout = self.out_total = prod(self.fold.factors) * cout
-                self.why.append(f"{prod(self.fold.factors)} neighbouring results side by side in a vector")
-        self.target = fitted(self.target, self._cost, price)
-        self.lanes = self.target.lanes(self.item)
-        if self.target.half_width:
-            self.why.append(half_width_text(self.lanes, self.out_total))
-        if self.share:
-            self.why.append(f"{self.lanes // cout} groups side by side in a vector")
-        self.rows, self.vectors = tile(self.target, self.lanes, self.out_total, one_block=self.fold is not None)
-        if self.share and not self.target.tile:
-            self.rows = min(self.rows, 4)  # the weights of all of a group's inputs are in registers too
-        self.block = self.lanes * self.vectors
-        self.blocks = ceil(self.out_total / self.block)
-        self.taps = prod(a.k for a in self.shape.axes)
-
-    def _cost(self, target: Target, step: float) -> float:
-        """What a pixel costs with the vectors of a target, given what a step does."""
-        lanes = target.lanes(self.item)
-        if self.share:
-            return step * lane_group_steps(lanes, self.out_total, self.cout)
-        return step * row_steps(target, lanes, self.out_total, one_block=self.fold is not None)[0]
-
-    def _cut_sums(self) -> None:
-        """Channels that are summed in one go, so that their weights stay in the second-level cache."""
-        cin, item = self.cin, self.item
-        self.most = 4096  # pixels in a box: the tables and the stage stay small
-        if self.share:
-            self.chunk = self.in_total
-        else:
-            self.chunk = max(1, min(cin, up(ceil(cin / self._parts()), self.lanes)))
-            if self.chunk < cin:
-                # Between chunks a thread keeps the sums of a box over all channels.
-                self.most = min(self.most, THREAD_BYTES // (up(self.cout, self.block) * item))
-                if self.most < prod(self._out_strides()):
-                    self.most, self.chunk = 4096, cin  # those of the smallest box are too many
-
-    def _parts(self) -> int:
-        """Parts of the sum over channels, so that weights of a block stay in a third of the second-level cache.
-
-        Where products are quick and results need no stage but for parts, that costs more than weights do which take
-        most of the cache, as far as one phase meets them.
-        """
-        axes, l2 = self.shape.axes, self.target.l2
-        if self.target.two_per_cycle and self.fold is None and (self.out_channel[1] == 1 or self.out_total == 1):
-            taps = prod(a.k if self.forward else ceil(a.k * gcd(a.stride, a.dilation) / a.stride) for a in axes)
-            paired = self.p.dtype == "bf16" and dots(self.target) and self.cin % 2 == 0
-            if taps * self.cin * self.block * (self.size if paired else self.item) <= l2 * 3 // 5:
-                return 1
-        return max(1, ceil(self.taps * self.cin / (l2 // 3 // (self.item * self.block))))
-
-    def _take_input(self) -> None:
-        """How the input is read and the results are written: in pairs, in place, through a stage."""
-        p, cin, chunk = self.p, self.cin, self.chunk
-        # The channel beside the last of an odd number must be zero in the band, which it is if vectors are copied.
-        last = self.shape.axes[-1]
-        last_step = last.x_step if self.forward else last.y_step
-        vectors_copied = self.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
-        evenly = cin % 2 == chunk % 2 == 0 or (2 < cin == chunk <= 256 and vectors_copied)
-        self.pairs = p.dtype == "bf16" and dots(self.target) and not self.share and evenly
-        if self.pairs:
-            self.why.append("products of bf16 two at a time (avx512_bf16)")
-        self.odd = self.pairs and cin % 2 == 1  # then the last channel is paired with a weight of zero
-        self.pitch = pitch(self.in_total if self.share else chunk, self.lanes)
-        self.woven = False
-        if not self.share and chunk == cin < self.lanes:
-            self.pitch = cin + self.odd  # few channels are kept without a gap, so that rows are copied as one run
-            self.woven = self.in_channel[1] != 1 and self.pitch <= WOVEN
-        dense = (self.in_channel[1] == 1 or (self.in_total == 1 and not self.pairs)) and not self.odd
-        exact = self.pairs or DTYPES[p.dtype].numpy == self.sum_dtype
-        self.in_place = not self.share and dense and exact and all(inside(a, self.forward) for a in self.shape.axes)
-        if self.in_place:
-            self.why.append("the input is read where it lies: no padding, channels together, no conversion")
-        apart = self.out_channel[1] != 1 and self.out_total > 1
-        self.staged = apart or chunk < cin or self.fold is not None
-        if self.share:
-            # Channels of one group after another make one run of channels.
-            self.in_channel = (0, self.in_channel[1] if self.share[0] > 1 else self.in_channel[0])
-            self.out_channel = (0, self.out_channel[1] if self.share[1] > 1 else self.out_channel[0])
-            self.staged = self.out_channel[1] != 1
-        if self.staged and self.fold is None:
-            whole = self.share or chunk == cin
-            reason = (
-                "their channels lie apart" if whole else "channels are summed in parts, whose weights fit in a cache"
-            )
-            self.why.append(f"results wait in a buffer: {reason}")
-
-    def _cut_pixels(self) -> None:
-        """Boxes of pixels, tiles in them, and borders that are kept apart."""
-        axes, forward = self.shape.axes, self.forward
-        pixel_bytes, budget = self.pitch * self.item, self.target.l2 // 3
-        if self.staged:  # The sums of a block of channels lie beside the band.
-            pixel_bytes, budget = pixel_bytes + self.block * self.item, self.target.l2 // 2
-        # Several groups in a task: their pixels are listed once, and whole lines of memory are read and written.
-        group_bytes = (self.cin * self.size, self.cout * self.out_size)
-        run = min(self.groups, ceil(4 * LINE / max(group_bytes)))
-        self.run = ceil(self.groups / ceil(self.groups / run))
-        self.runs = ceil(self.groups / self.run)
-        if self.run > 1:
-            pixel_bytes += self.run * sum(group_bytes)
-        along = (axes[-1].y_step if forward else axes[-1].x_step) == 1  # results lie together along rows
-        line = LINE // min(self.size, self.out_size) if along else 1
-        columns = ceil(self.out_total / self.lanes)
-        narrower = columns % self.vectors > 0  # then a second tile is two more functions
-        price = 1e9 if self.share else 4 * SECOND if narrower else SECOND
-        length = self.share[0] if self.share else self.cin
-        apart = abs(axes[-1].x_step) * axes[-1].stride * self.out_size if max(self._out_strides()) > 1 else 0
-        evenly = {} if self.share else even_steps(self.target, self.vectors, 0 if self.staged else apart)
-        filling = Filling(axes, forward, self.rows, self.vectors, length, self.in_place, self.target, price, evenly)
-        tuned = tuning(self.target)
-        vector = tuned.boxes.pack if self.in_channel[1] == 1 else tuned.boxes.pack_transposed
-        summed = self.share[0] if self.share else self.chunk
-        weights = self.taps * summed * self.block * (self.size if self.pairs else self.item)
-        room = Room(
-            pixel_bytes, budget, self.most, weights, 0 if self.staged else self.block * self.out_size, self.target.l2,
-            0 if self.in_place else vector * ceil(self.in_total / self.lanes),
-            0 if self.out_channel[1] == 1 else self.out_total * (2 if self.pairs else 1),
-        )  # fmt: skip
-        boxes = Boxes(axes, forward, room, line, tuned)
-
-        def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
-            able = self._many_weights(threads)
-
-            def tasks(box: list[int]) -> Tasks:
-                number = boxes.number(box)
-                if able and self._sums_fit(number, prod(box) * prod(self._out_strides())):
-                    return Tasks(self.blocks, 0)
-                shared = self._shared_by(self.runs * number, threads)
-                return Tasks(shared, self.runs * shared)
-
-            return boxes.best(threads, tuned.search.least_tiles * self.rows, lambda box: columns * steps(box), tasks)
-
-        # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
-        # spoils, so which of them are taken must not depend on the number of threads.
-        box = box_for(TEAM, lambda box: filling.best(box)[0])
-        _, tiling = filling.best(box)
-        if self.threads > TEAM:
-            box = box_for(self.threads, lambda box: filling.steps(box, tiling))
-        self.rows, self.short, split = tiling
-        if any(split):
-            self.why.append("pixels at the border leave out the taps that meet only padding")
-        self.maps = axis_maps(axes, forward, box, split, self.in_place)
-        self.packs = tuple(packed(a, w, forward, self.in_place) for a, w in zip(axes, self.maps, strict=True))
-        self.boxes = prod(w.boxes for w in self.maps)
-        self.region = [w.box * w.out_stride for w in self.maps]
-
-    def _share_out(self) -> None:
-        """What a task is: a box with all or a part of the channels, or a block of channels with all boxes."""
-        self.block_groups = self._shared_by(self.runs * self.boxes, self.threads)
-        self.own = self._many_weights(self.threads) and self._sums_fit(self.boxes, prod(self.region))
-        # A few weights are packed again sooner than they come from another thread's cache, and nobody is waited for.
-        pixels = prod(w.out for w in self.maps)
-        few = self.groups * self._weight_bytes() <= COPIED_WEIGHTS and pixels >= COPIED_PIXELS * self.threads
-        self.copies = few and not self.own
-        # With one part of the channels before another, a thread has most weights from itself; but if channels lie
-        # together, threads write to the same lines of each pixel, where parts meet.
-        lines_met = pixels if self.out_channel[1] == 1 else 0
-        first = self.block_groups > 1 and self._weight_bytes() > LINE * lines_met
-        self.parts_first = first and not self.copies
-        if self.copies:
-            self.why.append("each thread packs all weights for itself")
-        if self.own:
-            self.why.append("each block of channels has its weights packed by the thread that takes it")
-        elif self.run > 1:
-            self.why.append(f"{self.run} groups in a task")
-
-    def _weight_bytes(self) -> int:
-        """Bytes of all weights of a group, packed."""
-        return self.taps * self.cin * up(self.out_total, self.lanes) * (self.size if self.pairs else self.item)
-
-    def _many_weights(self, threads: int) -> bool:
-        """Whether it pays that threads pack the weights that they need, for all boxes: these do not leave their caches.
-
-        Of many weights and few pixels it does.
-        """
-        strides = prod(a.stride if self.forward else 1 for a in self.shape.axes)
-        pixels = prod(a.x if self.forward else a.y for a in self.shape.axes)
-        # The input is packed again for each block; where it lies it is read again, and should be less than weights.
-        cheap = self.taps * self.out_total >= pixels if self.in_place else self.taps * self.vectors >= 16 * strides
-        blocks_wide = [min(self.block, self.out_total - at) for at in range(0, self.out_total, self.block)]
-        return (
-            not (self.share or self.fold)
-            and cheap
-            and self.taps * self.cin * self.out_total * self.size > self.target.l2
-            and self.groups * self.blocks >= 2 * threads
-            and lost(blocks_wide, self.groups, threads, tuning(self.target).search.many_tasks) < 0.05
-        )
-
-    def _sums_fit(self, boxes: int, results: int) -> bool:
-        """Whether a thread can keep the sums of a block of channels for so many boxes, if it must."""
-        return self.chunk == self.cin or boxes * (results + self.lanes) * self.block * self.item <= THREAD_BYTES
-
-    def _shared_by(self, tasks: int, threads: int) -> int:
-        """Tasks that share a box, each with a part of the channels, if there would be so many without.
-
-        More of them, if packing it again costs little beside the products; at least two where weights are so many that
-        threads had better not share them.
-        """
-        cheap = self.in_place or self.taps * self.vectors >= 16
-        wanted = 8 * threads if cheap and self.blocks > 1 else 2 * threads
-        parts = 1 if tasks >= wanted else min(self.blocks, ceil(wanted / tasks))
-        if self._weight_bytes() > SHARED * self.target.l2:
-            parts = max(parts, min(2, self.blocks))
-        return ceil(self.blocks / ceil(self.blocks / parts))
-
-    def _use_caches(self) -> None:
-        """What is written past the caches, and what is prefetched."""
-        p = self.p
-        # Squares of narrow results are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
-        narrow = self.staged and self.out_channel[1] != 1 and self.out_size < self.item
-        self.stream = streams(p, self.target) and self.fold is None and not narrow
-        if self.stream:
-            self.why.append("results go past the caches, which they exceed")
-        self.prefetch: Prefetch | None = None
-        self.weights_apart = 0
-        if p.bytes <= self.target.l2 or self.share:
-            return
-        part = 1 if self.own else ceil(self.blocks / self.block_groups)
-        calls, steps = part * busy_tiles(self.maps, self.rows), self.chunk // (2 if self.pairs else 1)
-        weights = self._next_weights(calls * steps * self.taps) if self.own else None
-        if self.boxes == 1 and weights is None:
-            return
-        axes = zip(self.shape.axes, self.maps, strict=True)
-        counts, steps_in = zip(*(spans(a, w.box, self.forward) for a, w in axes), strict=True)
-        regions = [lines(counts, steps_in, self.chunk, self.in_channel[1], self.size)]
-        if not self.stream and self.fold is None:
-            apart = [w.out_step for w in self.maps]
-            channels = min(self.out_total, part * self.block)
-            regions.append(lines(self.region, apart, channels, self.out_channel[1], self.out_size))
-        self.why.append("the input of the next box is fetched while one is computed")
-        if weights is not None:
-            region, self.weights_apart = weights
-            regions.append(region)
-            self.why.append("so are the next weights")
-        self.prefetch = Prefetch(tuple(regions), calls, steps)
-
-    def _next_weights(self, steps: int) -> tuple[Lines, int] | None:
-        """The part of the next weights that a box asks for, and the bytes to that of the next box.
-
-        None, if the steps of a box do not suffice for it.
-        """
-        axes, (_, out_step, in_step) = self.shape.axes, self.w_strides
-        counts, apart = [*(a.k for a in axes), self.block], [*(a.w_step for a in axes), out_step]
-        region = list(lines(counts, apart, self.chunk, in_step, self.size))
-        longest = max(range(len(region)), key=lambda i: region[i][0])
-        count, step = region[longest]
-        region[longest] = (ceil(count / self.boxes), step)
-        if prod(count for count, _ in region) > steps:
-            return None
-        return tuple(region), region[longest][0] * step
-
-    def _made(self) -> Gather:
-        p, share = self.p, self.share
-        steps = [q.stride for q in self.packs]
-        if not self.in_place:
-            steps = [e * self.pitch for e in entry_steps(self.packs)]
-        phases, tap_table = phases_of(self.shape.axes, self.maps, steps)
-        few = self.cin * self.rows <= (2 if self.pairs else 1) * UNROLLED
-        unrolled = few and self.vectors == 1 and self.chunk == self.cin and not share
-        return Gather(
-            wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype, sum="float" if self.item == 4 else "double",
-            lanes=self.lanes, rows=self.rows, short=self.short, vectors=self.vectors, groups=self.groups, run=self.run,
-            cin=share[0] if share else self.cin + self.odd, given=share[0] if share else self.cin, cout=self.out_total,
-            share=share, pairs=self.pairs, chunk=share[0] if share else self.chunk + self.odd, unrolled=unrolled,
-            maps=self.maps, packs=self.packs, in_place=self.in_place, staged=self.staged, pitch=self.pitch,
-            woven=self.woven, in_channel=self.in_channel, out_channel=self.out_channel, w_strides=self.w_strides,
-            taps=tap_offsets(self.shape.axes), tap_table=tap_table, phases=phases, block_groups=self.block_groups,
-            parts_first=self.parts_first, copies=self.copies,
-            own=self.own, prefetch=self.prefetch, weights_apart=self.weights_apart, stream=self.stream, fold=self.fold,
-            bias=p.bias_stride, accumulate=p.accumulate, converts_f16=converts_f16(self.target), threads=self.threads,
-            why=tuple(self.why),
-        )  # fmt: skip
+def as_gather(p: Problem, target: Target) -> Layer:
+    """The problem as a gather, before anything is decided."""
+    shape = simplify(p)
+    forward = p.wanted == "y"
+    x, y = (p.cx, shape.x_channel), (p.cy, shape.y_channel)
+    (cin, in_channel), (cout, out_channel) = (x, y) if forward else (y, x)
+    group, cy, cx = shape.w_channel
+    return Layer(
+        wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype,
+        sum="float" if DTYPES[p.dtype].accumulator.itemsize == 4 else "double", converts_f16=converts_f16(target),
+        axes=shape.axes, forward=forward, groups=p.g, cin=cin, cout=cout, in_channel=in_channel,
+        out_channel=out_channel, w_strides=(group, cy, cx) if forward else (group, cx, cy), bias=p.bias_stride,
+        accumulate=p.accumulate,
+    )  # fmt: skip
 
 
-def _reached(a: Axis, forward: bool, place: int) -> dict[int, int]:
-    """Where each tap of an axis reads, for the result at that place: {how far from the input's position: tap}."""
-    if forward:
-        return {place * a.stride + k * a.dilation - a.pad: k for k in range(a.k)}
-    met = {k: place + a.pad - k * a.dilation for k in range(a.k)}
-    return {at // a.stride: k for k, at in met.items() if at % a.stride == 0}
+# What the lanes hold.
 
 
-def _folded(
-    shape: Shape, forward: bool, channels: int, w_step: int, channel_step: int, room: int, taps: int,
-    cost: Callable[[int], float],
-) -> tuple[Shape, Fold] | None:  # fmt: skip
-    """The same sums with neighbouring results in the lanes, if that saves products in spite of those with zeros.
+def fill_lanes(layer: Layer, target: Target) -> tuple[Layer, Tile]:
+    """What the lanes hold: channels out of a group, of several groups, or of neighbouring results.
 
-    Results at q*factor + place, for all places, read the union of their inputs, around q*factor*stride (forward) or
-    q*factor/stride. A lane has no weight, that is zero, where its result does not meet the input. There is room for so
-    many results, and for the weights of so many taps. `cost` says what a row of the tile costs with so many channels.
+    The only step that changes the layer, and that may choose vectors of half the width.
     """
-    units = [1 if forward else a.stride for a in shape.axes]
-    if any(a.k == 1 and unit > 1 for a, unit in zip(shape.axes, units, strict=True)):
+    lanes = target.lanes(layer.item)
+    takes_pairs = layer.dtype == "bf16" and dots(target)
+    groups: LaneGroups | None = None
+    folded = None
+    if fit_lane_groups(target, lanes, layer.groups, layer.cin, layer.cout, takes_pairs):
+        groups = LaneGroups(layer.cin, layer.cout)
+        layer = _side_by_side(layer)
+    price = HALF_COST_PAIRS if takes_pairs and not groups else HALF_COST
+    if layer.groups == 1 and not groups and 2 * layer.cout <= lanes:
+        found = _fold(layer, target, price)
+        if found is not None:
+            layer, folded = found
+
+    def cost(target: Target, step: float) -> float:
+        lanes = target.lanes(layer.item)
+        if groups:
+            return step * lane_group_steps(lanes, layer.cout, groups.outputs)
+        return step * row_steps(target, lanes, layer.cout, one_block=folded is not None)[0]
+
+    target = fitted(target, cost, price)
+    lanes = target.lanes(layer.item)
+    rows, vectors = tile(target, lanes, layer.cout, one_block=folded is not None)
+    if groups and not target.tile:
+        rows = min(rows, tuning(target).tiles.group_rows)
+    last_vectors = 0 if groups else ceil(layer.cout / lanes) % vectors
+    blocks = ceil(layer.cout / (lanes * vectors))
+    return layer, Tile(target, lanes, vectors, last_vectors, rows, blocks, groups, folded)
+
+
+def _side_by_side(layer: Layer) -> Layer:
+    """All groups as one, whose channels follow each other: those of one group after another."""
+    in_step = layer.in_channel[1 if layer.cin > 1 else 0]
+    out_step = layer.out_channel[1 if layer.cout > 1 else 0]
+    return replace(layer, groups=1, cout=layer.groups * layer.cout, in_channel=(0, in_step), out_channel=(0, out_step))
+
+
+def _fold(layer: Layer, target: Target, price: float) -> tuple[Layer, Fold] | None:
+    """Neighbouring results in the lanes, if that pays with vectors of either width."""
+
+    def cost(channels: int) -> float:
+        choices = vector_widths(target, price)
+        return min(step * row_steps(t, t.lanes(layer.item), channels, one_block=True)[0] for t, step in choices)
+
+    room = most_vectors(target) * target.lanes(layer.item)
+    return fold(layer, room // layer.cout, FOLDED_WEIGHTS // (room * layer.cin * layer.item), cost)
+
+
+# How sums over the channels in are taken.
+
+
+def cut_sums(layer: Layer, tile: Tile) -> Sums:
+    """Channels that are summed in one go, so that their weights stay in the second-level cache; pairs of them."""
+    cin, chunk, pixels = layer.cin, layer.cin, BOX_RESULTS
+    if tile.lane_groups is None:
+        chunk = max(1, min(cin, up(ceil(cin / _parts(layer, tile)), tile.lanes)))
+        if chunk < cin:
+            # Between chunks a thread keeps the sums of a box over all channels.
+            pixels = min(BOX_RESULTS, THREAD_BYTES // (up(layer.cout, tile.block) * layer.item))
+            if pixels < prod(layer.out_strides):
+                chunk, pixels = cin, BOX_RESULTS  # those of the smallest box are too many
+    pairs = _in_pairs(layer, tile, chunk)
+    odd = pairs and cin % 2 == 1
+    return Sums(cin + odd, chunk + odd, pairs, odd, pixels)
+
+
+def _parts(layer: Layer, tile: Tile) -> int:
+    """Parts of the sum over channels, so that weights of a block stay in a third of the second-level cache.
+
+    Where products are quick and results need no staging but for parts, that costs more than weights do which take most
+    of the cache, as far as one phase uses them.
+    """
+    l2 = tile.target.l2
+    if tile.target.two_per_cycle and tile.fold is None and (layer.out_channel[1] == 1 or layer.cout == 1):
+        taps = prod(a.k if layer.forward else ceil(a.k * gcd(a.stride, a.dilation) / a.stride) for a in layer.axes)
+        paired = layer.dtype == "bf16" and dots(tile.target) and layer.cin % 2 == 0
+        if (
+            taps * layer.cin * tile.block * (layer.size if paired else layer.item)
+            <= l2 * WHOLE_PART[0] // WHOLE_PART[1]
+        ):
+            return 1
+    return max(1, ceil(layer.taps * layer.cin / (l2 // CHUNK_PART // (layer.item * tile.block))))
+
+
+def _in_pairs(layer: Layer, tile: Tile, chunk: int) -> bool:
+    """Whether products of bf16 are taken two at a time.
+
+    The channel beside the last of an odd number must be zero in the packed box, which it is if vectors are copied.
+    """
+    if layer.dtype != "bf16" or not dots(tile.target) or tile.lane_groups is not None:
+        return False
+    last = layer.axes[-1]
+    last_step = last.x_step if layer.forward else last.y_step
+    vectors_copied = layer.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
+    return layer.cin % 2 == chunk % 2 == 0 or (2 < layer.cin == chunk <= ODD_CHANNELS and vectors_copied)
+
+
+# How the input is read, and how results are written.
+
+
+def read_input(layer: Layer, tile: Tile, sums: Sums) -> Source:
+    """Whether the input is read where it lies, and how it is packed if not."""
+    groups, chunk = tile.lane_groups, sums.real_chunk
+    channels = chunk if groups is None else layer.cout // groups.outputs * groups.inputs
+    step, interleaved = pitch(channels, tile.lanes), False
+    if groups is None and chunk == layer.cin < tile.lanes:
+        step = sums.channels  # few channels are kept without a gap, so that rows are copied as one run
+        interleaved = layer.in_channel[1] != 1 and step <= tuning(tile.target).gather.interleaved
+    contiguous = (layer.in_channel[1] == 1 or (layer.cin == 1 and not sums.pairs)) and not sums.odd
+    exact = sums.pairs or DTYPES[layer.dtype].numpy == DTYPES[layer.dtype].accumulator
+    in_place = groups is None and contiguous and exact and all(inside(a, layer.forward) for a in layer.axes)
+    known = groups is not None or layer.cin % chunk == 0
+    return Source(in_place, channels if known else None, step, "i16" if sums.pairs else layer.sum, interleaved)
+
+
+def write_results(layer: Layer, tile: Tile, sums: Sums, many: bool) -> Output:
+    """Whether results go through the staging, and whether they are written past the caches if there are so many."""
+    strided = layer.out_channel[1] != 1
+    staged = (strided and layer.cout > 1) or sums.chunks > 1 or tile.fold is not None
+    if tile.lane_groups is not None:
+        staged = strided
+    # Squares of narrow results are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
+    narrow = staged and strided and layer.out_size < layer.item
+    return Output(staged, stream=many and tile.fold is None and not narrow)
+
+
+# How weights are packed.
+
+
+def pack_weights(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
+    """How weights are packed: by vectors where the tensor has contiguous channels or taps."""
+    lanes, taps = tile.lanes, tap_offsets(layer.axes)
+    _, out_step, in_step = layer.w_strides
+    vectors = transposable(lanes) and tile.lane_groups is None and tile.fold is None
+    packer = WeightPacker.ELEMENTS
+    if vectors and not sums.odd:
+        if in_step == 1 and layer.cin > 1:
+            packer = WeightPacker.TRANSPOSE_CHANNELS
+        elif out_step == 1 and layer.cout > 1:
+            packer = WeightPacker.COPY
+        elif len(taps) > 1 and taps == tuple(range(len(taps))):
+            packer = WeightPacker.TRANSPOSE_TAPS
+    return PackWeights(
+        packer, Elements(layer.dtype, lanes, layer.sum, layer.converts_f16), layer.w_strides, taps,
+        outputs=layer.cout, channels=sums.channels, chunk=sums.chunk, pairs=sums.pairs, odd=sums.odd, block=tile.block,
+        last_block=tile.last_block, lane_groups=tile.lane_groups, fold=tile.fold.table if tile.fold else None,
+    )  # fmt: skip
+
+
+# What is prefetched.
+
+
+def prefetch_next(
+    layer: Layer, tile: Tile, sums: Sums, output: Output, cut: Cut, task: Task
+) -> tuple[Prefetch | None, int]:
+    """What is prefetched while a box is computed, and the bytes between the weights that one box and the next prefetch:
+    the input of the next box, where this one's results go, a part of the weights that are packed next.
+    """
+    if tile.lane_groups is not None:
+        return None, 0
+    by_channel = task.order is TaskOrder.CHANNEL
+    blocks = 1 if by_channel else ceil(tile.blocks / task.parts)  # of channels, that a task computes for a box
+    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.width
+    weights = _next_weights(layer, tile, sums, cut.boxes, calls * steps * layer.taps) if by_channel else None
+    if cut.boxes == 1 and weights is None:
+        return None, 0
+    axes = zip(layer.axes, cut.maps, strict=True)
+    counts, steps_in = zip(*(spans(a, m.box, layer.forward) for a, m in axes), strict=True)
+    regions = [lines(counts, steps_in, sums.real_chunk, layer.in_channel[1], layer.size)]
+    if not output.stream and tile.fold is None:
+        channels = min(layer.cout, blocks * tile.block)
+        steps_out = [m.out_step for m in cut.maps]
+        regions.append(lines(cut.region, steps_out, channels, layer.out_channel[1], layer.out_size))
+    weights_step = 0
+    if weights is not None:
+        region, weights_step = weights
+        regions.append(region)
+    return Prefetch(tuple(regions), calls, steps), weights_step
+
+
+def _next_weights(layer: Layer, tile: Tile, sums: Sums, boxes: int, steps: int) -> tuple[Lines, int] | None:
+    """The part of the next weights that a box prefetches, and the bytes to that of the next box.
+
+    None, if the steps of a box do not suffice for it.
+    """
+    _, out_step, in_step = layer.w_strides
+    counts, steps_w = [*(a.k for a in layer.axes), tile.block], [*(a.w_step for a in layer.axes), out_step]
+    region = list(lines(counts, steps_w, sums.real_chunk, in_step, layer.size))
+    longest = max(range(len(region)), key=lambda i: region[i][0])
+    count, step = region[longest]
+    region[longest] = (ceil(count / boxes), step)
+    if prod(count for count, _ in region) > steps:
         return None
-    wanted = [a.y if forward else a.x for a in shape.axes]
+    return tuple(region), region[longest][0] * step
 
-    def even_steps(span: list[int]) -> bool:
-        return len({high - low for low, high in pairwise(span)}) <= 1
 
-    reached: list[list[dict[int, int]]] = []  # for each axis and place
-    spans: list[dict[int, list[int]]] = []
-    for a, unit in zip(shape.axes, units, strict=True):
-        reached.append([_reached(a, forward, place) for place in range(room // unit * unit if a.k > 1 else 1)])
-        reads: set[int] = set()
-        spans.append({})
-        for factor, here in enumerate(reached[-1], start=1):
-            reads.update(here)
-            if len(reads) > taps:
-                break
-            if factor % unit == 0 and even_steps(span := sorted(reads)):
-                spans[-1][factor] = span
+# Why.
 
-    def met(factors: Ints) -> int:
-        return prod(len(span[f]) for span, f in zip(spans, factors, strict=True))
 
-    def steps(factors: Ints) -> float:
-        rounds = prod(ceil(n / f) for n, f in zip(wanted, factors, strict=True))  # some lanes may have no result there
-        return met(factors) * cost(prod(factors) * channels) * rounds / prod(wanted)
-
-    fitting = [f for f in product(*spans) if prod(f) <= room and met(f) <= taps]
-    factors = min(fitting, key=steps, default=None)
-    plain = prod(a.k / u for a, u in zip(shape.axes, units, strict=True)) * cost(channels)
-    if factors is None or plain < FOLD * steps(factors):
-        return None
-    chosen = [span[c] for span, c in zip(spans, factors, strict=True)]
-    axes = []
-    for a, factor, at in zip(shape.axes, factors, chosen, strict=True):
-        gap = at[1] - at[0] if len(at) > 1 else 1
-        sizes = (a.x, ceil(a.y / factor)) if forward else (a.y, ceil(a.x / factor))
-        stride = factor * a.stride if forward else factor // a.stride
-        in_step, out_step = (a.x_step, a.y_step) if forward else (a.y_step, a.x_step)
-        axes.append(Axis(*sizes, len(at), stride, gap, -at[0], in_step, 0, out_step * factor))
-    table = []
-    for where in product(*chosen):
-        for places in product(*map(range, factors)):
-            mine = [there[place].get(at) for there, place, at in zip(reached, places, where, strict=True)]
-            tap = None if None in mine else sum(k * a.w_step for k, a in zip(mine, shape.axes, strict=True) if k)
-            table += [0 if tap is None else 2 * (tap + c * w_step) + 1 for c in range(channels)]
-    steps_out = tuple(a.y_step if forward else a.x_step for a in shape.axes)
-    fold = Fold(factors, tuple(wanted), steps_out, channels, channel_step, tuple(table))
-    return replace(shape, axes=tuple(axes)), fold
+def reasons(plan: Gather) -> list[str]:
+    """Why the plan is as it is, for a person."""
+    layer, tile, sums, task = plan.layer, plan.tile, plan.sums, plan.task
+    found: dict[str, bool] = {}
+    if tile.fold is not None:
+        found[f"{prod(tile.fold.factors)} neighbouring results side by side in a vector"] = True
+    found[half_width_text(tile.lanes, layer.cout)] = tile.target.half_width
+    if tile.lane_groups is not None:
+        found[f"{tile.lanes // tile.lane_groups.outputs} groups side by side in a vector"] = True
+    found["products of bf16 two at a time (avx512_bf16)"] = sums.pairs
+    found["the input is read where it lies: no padding, channels together, no conversion"] = plan.source.in_place
+    cause = (
+        "their channels lie apart" if sums.chunks == 1 else "channels are summed in parts, whose weights fit in a cache"
+    )
+    found[f"results wait in a buffer: {cause}"] = plan.output.staged and tile.fold is None
+    found["pixels at the border leave out the taps that meet only padding"] = any(plan.cut.borders)
+    found["each thread packs all weights for itself"] = task.weights is WeightPacking.THREAD_ALL
+    by_channel = task.order is TaskOrder.CHANNEL
+    found["each block of channels has its weights packed by the thread that takes it"] = by_channel
+    found[f"{task.groups} groups in a task"] = task.groups > 1 and not by_channel
+    found["results go past the caches, which they exceed"] = plan.output.stream
+    found["the input of the next box is fetched while one is computed"] = plan.prefetch is not None
+    found["so are the next weights"] = plan.weights_step > 0
+    return [reason for reason, holds in found.items() if holds]

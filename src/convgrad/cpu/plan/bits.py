@@ -41,6 +41,9 @@ over channels is not cut where its sums would be more. Origin not recorded.
 
 # y and x.
 
+CHUNK_PART = 3  # the weights of a chunk and a block of channels out take one part in so many of Target.l2. Measured
+WHOLE_PART = (3, 5)  # or this part, if all channels are then one chunk and products are quick. Measured
+ODD_CHANNELS = 256  # an odd number of channels is taken in pairs up to here: the last one's is a zero. Not recorded
 BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay small. Origin not recorded
 FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
 FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded

@@ -1,11 +1,6 @@
 """The loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
 
-`Gather` computes y and x. Each output pixel gathers products over kernel taps and channels:
-    out[q*out_stride + a] = Σ_tap Σ_c in[q*in_stride + offset(tap)][c] · w[tap][c]
-Forward has in_stride = stride and out_stride = 1. The data gradient has in_stride = 1 and out_stride = stride: an x at
-q*stride + a uses only the taps of its own phase a, so each phase is a convolution with stride 1 over y, and nothing is
-multiplied by a zero that the stride made. A box of pixels and its halo is packed with its padding; a register tile of
-rows (pixels) and lanes (channels) then runs without a condition.
+`Gather` computes y and x: see gather/records.py.
 
 `Reduce` computes w. Each weight sums over all pixels:
     w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
@@ -20,11 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from .prefetch import Prefetch
+
+if TYPE_CHECKING:
+    from ..gather.records import Gather
 
 MUCH = 1 << 16  # bytes of a tile's sums
 
@@ -43,6 +41,13 @@ def pieces(start: int, stop: int, size: int) -> dict[int, int]:
     for length in (first - start, stop - last):
         lengths[length] = lengths.get(length, 0) + 1
     return {length: often for length, often in lengths.items() if length * often}
+
+
+class LaneGroups(NamedTuple):
+    """Groups of few channels side by side in the lanes: the channels in and out of one group."""
+
+    inputs: int
+    outputs: int
 
 
 @dataclass(frozen=True)
@@ -170,194 +175,6 @@ class Nest:
     def workspace(self) -> int:
         """Bytes of all buffers, for all threads."""
         return self.shared + self.threads * self.own_bytes
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Neighbouring results side by side in the lanes, where few channels are wanted.
-
-    A lane is a place (how far along each axis) and a channel. `sizes` and `steps` are of the result.
-    """
-
-    factors: Ints  # results along each axis
-    sizes: Ints
-    steps: Ints
-    channels: int
-    channel_step: int
-    table: Ints  # of each tap and lane: 0 if the lane does not have that tap; else 2*n + 1 if its weight is n-th in w
-
-
-@dataclass(frozen=True)
-class Gather(Nest):
-    """The plan for y or x. See the module's text for the loop nest."""
-
-    nest = "gather"
-
-    wanted: str
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int
-    short: int  # rows of a second tile, for what is left of a phase's pixels; 0 if there is none
-    vectors: int
-    groups: int  # computed one after another
-    run: int  # groups that a task takes
-    cin: int  # channels to sum over, in a group; an even number in pairs
-    given: int  # those that there are
-    cout: int  # channels wanted, in a group
-    share: tuple[int, int] | None  # groups side by side in the lanes: (channels in, channels out) of one
-    pairs: bool  # products of bf16 are taken two at a time, by the machine's own instruction
-    chunk: int  # channels summed in one go
-    unrolled: bool  # all of them are written out in the tile, without a loop
-    maps: tuple[AxisMap, ...]
-    packs: tuple[Packed, ...]
-    in_place: bool
-    staged: bool
-    pitch: int
-    woven: bool  # channels of the input that lie apart are interleaved: there are few, without a gap in the band
-    in_channel: Ints  # strides of (group, channel)
-    out_channel: Ints
-    w_strides: Ints  # strides of (group, out, in)
-    taps: Ints  # offset in w of each kernel element
-    tap_table: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, entry in the band)
-    phases: tuple[Phase, ...]
-    block_groups: int  # tasks that share one box, each with a part of the channels
-    parts_first: bool  # all boxes have one part of the channels before another
-    copies: bool  # each thread packs all weights for itself, and waits for no other
-    own: bool  # tasks are blocks of channels, with all boxes: a thread packs the weights that it needs, for itself
-    prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
-    weights_apart: int  # bytes between the parts that boxes ask for; 0 if weights are not asked for
-    stream: bool  # results are written past the caches
-    fold: Fold | None
-    bias: int | None
-    accumulate: bool
-    converts_f16: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of wanted channels in a group."""
-        return ceil(self.cout / self.block)
-
-    @property
-    def tail(self) -> int:
-        """Vectors of the last block, if they are fewer; 0 if it is a block as the others."""
-        return _tail(self.cout, self.lanes, self.vectors) if self.share is None else 0
-
-    @property
-    def chunks(self) -> int:
-        """Parts that the sum over channels is cut into."""
-        return max(1, ceil(self.cin / self.chunk))
-
-    @property
-    def pixels(self) -> int:
-        """Room for the positions of a box, those of each phase rounded up to whole tiles."""
-        return prod(self.region) + self.rows * len(self.phases)
-
-    @property
-    def runs(self) -> int:
-        """Tasks that the groups make."""
-        return ceil(self.groups / self.run)
-
-    @property
-    def region(self) -> Ints:
-        """Results of a box along each axis."""
-        return tuple(w.box * w.out_stride for w in self.maps)
-
-    @property
-    def even(self) -> bool:
-        """Whether pixels of a tile always lie in one row, evenly spaced: what a box has of a row is so many tiles."""
-        columns = self.maps[-1]
-        lengths = [n for s in columns.segments for n in pieces(s.start, s.stop, columns.box)]
-        return all(n % self.rows == 0 for n in lengths)
-
-    @property
-    def step(self) -> int:
-        """Elements between what neighbouring results of a row read."""
-        along = self.packs[-1].stride if self.in_place else self.pitch
-        return self.maps[-1].packed_stride * along
-
-    @property
-    def stage(self) -> int:
-        """Elements of the sums of one block of channels of a box, and what squares of them may read beyond."""
-        return (prod(self.region) + 2 * self.lanes) * self.block
-
-    @property
-    def one_row(self) -> bool:
-        """Whether rows of results follow each other, in the tensor as in the stage: they are one long row."""
-        rows, columns = self.maps[2:]
-        return columns.out_step == 1 and columns.out == self.region[3] == rows.out_step
-
-    @property
-    def twice(self) -> bool:
-        """Whether results, narrow ones, are turned two pixels at a time, because rows hold more than a vector."""
-        longest = prod(self.region[2:]) if self.one_row else self.region[3]
-        narrow = self.out_dtype in ("bf16", "f16")
-        return narrow and longest > self.lanes and not (self.accumulate or self.stream)
-
-    @property
-    def boxes(self) -> int:
-        """Boxes over all axes."""
-        return prod(w.boxes for w in self.maps)
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        return self.groups * self.blocks if self.own else self.runs * self.boxes * self.block_groups
-
-    @property
-    def width(self) -> int:
-        """Channels that one step takes."""
-        return 2 if self.pairs else 1
-
-    @property
-    def unit(self) -> str:
-        """The type of an element in the band."""
-        return "i16" if self.pairs else self.sum
-
-    @property
-    def panel(self) -> int:
-        """Elements of the packed weights of one block of channels; a pair is one."""
-        return len(self.taps) * (self.cin // self.width) * self.block
-
-    @property
-    def panels(self) -> int:
-        """Elements of the packed weights of a group."""
-        lanes = self.blocks * self.block - (self.vectors - self.tail if self.tail else 0) * self.lanes
-        return len(self.taps) * (self.cin // self.width) * lanes
-
-    @property
-    def mark(self) -> str:
-        """What the names of the weights' buffers begin with: a dot, if each thread has them of its own."""
-        return "." if self.own or self.copies else ""
-
-    @property
-    def at_once(self) -> int:
-        """Bytes that threads would share if what each packs for itself were packed for all."""
-        return self.shared + bool(self.mark) * self.item * self.groups * self.panels
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
-        line = 16
-        slack = self.lanes * (self.pitch + 1)
-        band = 0 if self.in_place else prod(p.extent for p in self.packs) * self.pitch + slack
-        several = self.boxes if self.own else self.blocks  # whose sums are kept between chunks
-        stage = self.stage * (several if self.chunks > 1 else 1) if self.staged else 0
-        weights, bias = self.groups * self.panels, self.groups * self.blocks * self.block
-        if self.own:
-            weights, bias = len(self.taps) * (self.chunk // self.width) * self.block, self.block
-        table = (2 * self.pixels + 3 * len(self.phases)) * (8 // self.item)
-        return {
-            f"{self.mark}weights": up(weights, line),
-            f"{self.mark}bias": up(bias, line),
-            ".band": up(ceil(band / self.width), line),
-            ".stage": up(stage, line),
-            ".table": up(table, line),
-            ".lines": up(_table(self.prefetch, self.sum), line),
-        }
 
 
 class Packing(NamedTuple):
@@ -727,8 +544,8 @@ class Declined:
     instead: str
 
 
-Made = Gather | Reduce | Slide | Plane
-Plan = Made | Declined
+Made: TypeAlias = "Gather | Reduce | Slide | Plane"
+Plan: TypeAlias = "Made | Declined"
 
 
 def pitch(channels: int, lanes: int) -> int:
