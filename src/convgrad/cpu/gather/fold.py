@@ -44,7 +44,7 @@ def fold(layer: Layer, room: int, most_taps: int, cost: Callable[[int], float]) 
     if factors is None:
         return None
     unions = [r.unions[factor] for r, factor in zip(reads, factors, strict=True)]
-    axes = [_folded(a, layer.forward, *both) for a, *both in zip(layer.axes, factors, unions, strict=True)]
+    axes = [_folded(a, layer.forward, n, union) for a, n, union in zip(layer.axes, factors, unions, strict=True)]
     folded = Fold(
         factors,
         sizes=tuple(a.y if layer.forward else a.x for a in layer.axes),

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import prod
 from typing import Any
 
-from .records import Gather, Made, Plane, Reduce, Slide, up
+from ..gather.records import Gather, TaskOrder
+from .records import Made, Plane, Reduce, Slide, up
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -33,24 +34,24 @@ def tell(plan: Made, names: Names) -> Telling:
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
-    forward = plan.wanted == "y"
-    result, source = (names["y"], names["x"]) if forward else (names["x"], names["y"])
+    layer, cut, fold = plan.layer, plan.cut, plan.tile.fold
+    result, source = (names["y"], names["x"]) if layer.wanted == "y" else (names["x"], names["y"])
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
-    phases = prod(axis_map.out_stride for axis_map in plan.maps)
+    phases = prod(axis_map.out_stride for axis_map in cut.maps)
     if phases > 1:
         how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
     columns = f"{plan.block} channels"
-    if plan.fold is not None:
-        columns = f"{prod(plan.fold.factors)} neighbours with {plan.fold.channels} channels each"
+    if fold is not None:
+        columns = f"{prod(fold.factors)} neighbours with {fold.channels} channels each"
     tile = f"{plan.rows} pixels x {columns}: {_sums(plan.rows * plan.vectors, plan.lanes)}"
-    if plan.short:
-        tile += f"; {plan.short} pixels at a time where fewer are left"
-    if plan.own:
+    if cut.short_rows:
+        tile += f"; {cut.short_rows} pixels at a time where fewer are left"
+    if plan.task.order is TaskOrder.CHANNEL:
         tasks = f"{_tasks(plan)}, each a block of channels for all pixels"
     else:
-        part = " and a part of the channels" if plan.block_groups > 1 else ""
-        tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.region)} pixels{part}"
-    return Telling(plan.nest, how, tile, plan.cout / up(plan.cout, plan.lanes), tasks)
+        part = " and a part of the channels" if plan.task.parts > 1 else ""
+        tasks = f"{_tasks(plan)}, each a box of at most {prod(cut.region)} pixels{part}"
+    return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
 
 
 def _reduce(plan: Reduce, names: Names) -> Telling:
