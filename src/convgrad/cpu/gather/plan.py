@@ -60,7 +60,7 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     weights_step = 0
     if p.bytes > target.l2:
         prefetch, weights_step = prefetch_next(layer, tile, sums, output, cut, task)
-    made = Gather(layer, tile, sums, source, output, cut, task, weights, prefetch, weights_step, threads)
+    made = Gather(layer, tile, sums, source, output, cut, task, weights, prefetch, weights_step, threads=threads)
     return replace(made, why=tuple(reasons(made)))
 
 

@@ -10,7 +10,7 @@ rows (pixels) and lanes (channels) then runs without a condition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import ceil, prod
 
@@ -237,8 +237,6 @@ class Gather(Nest):
     weights: PackWeights
     prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_step: int  # bytes between the weights that one box prefetches and the next; 0: they are not prefetched
-    threads: int
-    why: tuple[str, ...] = field(default=())
 
     # What all plans have.
 

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, prod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from .prefetch import Prefetch
-
-if TYPE_CHECKING:
-    from ..gather.records import Gather
 
 MUCH = 1 << 16  # bytes of a tile's sums
 
@@ -43,13 +40,6 @@ def pieces(start: int, stop: int, size: int) -> dict[int, int]:
     return {length: often for length, often in lengths.items() if length * often}
 
 
-class LaneGroups(NamedTuple):
-    """Groups of few channels side by side in the lanes: the channels in and out of one group."""
-
-    inputs: int
-    outputs: int
-
-
 @dataclass(frozen=True)
 class Packed:
     """How one axis of a tensor is copied into a band.
@@ -68,6 +58,13 @@ class Packed:
     def extent(self) -> int:
         """Entries along this axis."""
         return self.count * len(self.offsets)
+
+
+class LaneGroups(NamedTuple):
+    """Groups of few channels side by side in the lanes of a vector: channels of one of them, in and out."""
+
+    inputs: int
+    outputs: int
 
 
 class TapRanges(NamedTuple):
@@ -125,16 +122,35 @@ def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
     return max(1, prod(w.box * len({s.residue for s in w.segments if s.taps}) for w in maps) // rows)
 
 
+@dataclass(frozen=True)
 class Nest:
-    """What all nests have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
+    """What all plans have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
 
     nest: ClassVar[str]
-    sum: str
-    lanes: int
-    rows: int
-    vectors: int
-    threads: int
-    why: tuple[str, ...]
+    threads: int = field(kw_only=True)
+    why: tuple[str, ...] = field(default=(), kw_only=True)
+
+    if TYPE_CHECKING:  # a plan has these as fields, or from one of its records
+
+        @property
+        def sum(self) -> str:
+            """Type of the sums."""
+            ...
+
+        @property
+        def lanes(self) -> int:
+            """Lanes of a vector."""
+            ...
+
+        @property
+        def rows(self) -> int:
+            """Rows of a tile."""
+            ...
+
+        @property
+        def vectors(self) -> int:
+            """Vectors in a row of a tile."""
+            ...
 
     @property
     def block(self) -> int:
@@ -233,8 +249,6 @@ class Reduce(Nest):
     prefetch: Prefetch | None  # the next box, of x and of y
     accumulate: bool
     converts_f16: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
 
     @property
     def reach(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -450,8 +464,6 @@ class Slide(Nest):
     accumulate: bool
     stream: bool
     converts_f16: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
 
     @property
     def pitch(self) -> int:
@@ -512,8 +524,6 @@ class Plane(Nest):
     bias: int | None
     accumulate: bool
     converts_f16: bool
-    threads: int
-    why: tuple[str, ...] = field(default=())
 
     @property
     def pitch(self) -> int:
@@ -544,8 +554,8 @@ class Declined:
     instead: str
 
 
-Made: TypeAlias = "Gather | Reduce | Slide | Plane"
-Plan: TypeAlias = "Made | Declined"
+Made = Nest
+Plan = Made | Declined
 
 
 def pitch(channels: int, lanes: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
 from math import prod
 from typing import Any
 
@@ -30,7 +31,10 @@ def tell(plan: Made, names: Names) -> Telling:
         return _gather(plan, names)
     if isinstance(plan, Reduce):
         return _reduce(plan, names)
-    return _slide(plan, names) if isinstance(plan, Slide) else _plane(plan, names)
+    if isinstance(plan, Slide):
+        return _slide(plan, names)
+    assert isinstance(plan, Plane)
+    return _plane(plan, names)
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -202,13 +206,24 @@ BUFFERS = {
 
 def values(plan: Made) -> dict[str, Any]:
     """Every field of a plan, as plain values."""
-    return asdict(plan)
+    return asdict(plan, dict_factory=lambda items: {k: v.value if isinstance(v, Enum) else v for k, v in items})
+
+
+def leaves(plan: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Every field of a plan, those of its records too: "parts.rows", where WORDS has it, and its value."""
+    kind = type(plan)
+    for field in fields(plan):
+        name, value = prefix + field.name, getattr(plan, field.name)
+        if is_dataclass(value) and type(value).__module__ == kind.__module__:
+            yield from leaves(value, f"{name}.")
+        else:
+            own = f"{kind.__name__}.{field.name}"
+            yield name, own if own in WORDS else field.name, value
 
 
 def details(plan: Made) -> list[tuple[str, str, str]]:
     """Every field of a plan but the reasons, for a person: name, value, what it is. Tables are counted."""
-    rows = [(f.name, getattr(plan, f.name)) for f in fields(plan) if f.name != "why"]
-    told = [(name, _short(value), WORDS.get(name, "")) for name, value in rows]
+    told = [(name, _short(value), WORDS.get(key, "")) for name, key, value in leaves(plan) if name != "why"]
     for name, count in plan.sizes.items():
         if count:
             each = ", in each thread" if name.startswith(".") else ""
@@ -220,6 +235,8 @@ def details(plan: Made) -> list[tuple[str, str, str]]:
 def _short(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, Enum):
+        return str(value.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
         count = len(value) if isinstance(value, tuple) else 0
         return f"{count} entries" if count else "yes"
