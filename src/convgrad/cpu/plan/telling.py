@@ -9,6 +9,8 @@ from math import prod
 from typing import Any
 
 from ..gather.records import Gather, TaskOrder
+from ..pack.weights import PackWeights
+from ..target import Target
 from .records import Made, Plane, Reduce, Slide, up
 
 Names = Mapping[str, str]  # of the tensors, by role
@@ -102,24 +104,41 @@ def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
 
 
 WORDS = {
+    "Cut.borders": "axes on which pixels at the border have tiles of their own",
+    "Cut.rows": "rows of a register tile: pixels",
+    "Cut.short_rows": "rows of a second tile, for what is left; 0: there is none",
+    "Layer.axes": "the axes, with the batch among them",
+    "Layer.forward": "results are computed as y is",
+    "Source.channels": "channels that are packed for a pixel, if always as many",
+    "Source.interleaved": "strided channels of the input are interleaved",
+    "Source.unit": "type of a packed input",
+    "Sums.channels": "channels summed over; an even number if in pairs",
+    "Sums.most_pixels": "results that a box may have",
+    "Sums.odd": "the last channel is paired with a zero",
+    "Task.groups": "groups in a task",
+    "Task.order": "the order of tasks",
+    "Task.parts": "tasks that share a box, each with a part of the channels",
+    "Task.weights": "who packs the weights",
+    "Tile.blocks": "blocks of channels, in a group",
+    "Tile.lane_groups": "channels in and out of a group, if groups share a vector",
+    "Tile.last_vectors": "vectors in a row for the last block, if fewer; else 0",
+    "Tile.most_rows": "rows that a tile may have",
+    "Tile.target": "the machine, perhaps with vectors of half the width",
     "accumulate": "results are added to what is there",
     "band": "positions along the third axis, in a task",
     "bias": "elements between bias values; None: no bias",
-    "block_groups": "tasks that share a box, each with a part of the channels",
     "box": "pixels of a box, along each axis",
     "channels": "channels, each on its own",
     "chunk": "channels summed in one go",
     "cin": "channels summed over, in a group",
     "clane": "channels in the lanes, in a group",
     "converts_f16": "the machine converts f16",
-    "copies": "each thread packs all weights for itself",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "crow": "channels in the rows, in a group",
     "dtype": "type of the inputs",
     "each": "images of a channel, in a task",
     "entries": "where taps lie in the packed input",
     "fold": "neighbouring results side by side in the lanes",
-    "given": "channels summed over, without one that fills up a pair",
     "groups": "groups that are computed one after another",
     "images": "images",
     "in_channel": "elements between groups, and between channels, of the input",
@@ -139,19 +158,15 @@ WORDS = {
     "out_plane": "elements between images, and between channels, of the result",
     "out_sizes": "size of the result, along each axis",
     "out_steps": "elements between neighbours of the result, along each axis",
-    "own": "a task is a block of channels, whose weights its thread packs",
     "packs": "how each axis of the input is packed",
     "pairs": "products of bf16 are taken two at a time",
-    "parts_first": "all boxes get one part of the channels before another",
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
     "row_part": "channels in the rows, in a task",
     "row_side": "whose channels are in the rows",
     "rows": "rows of a register tile",
-    "run": "groups in a task",
     "share": "channels in and out of a group, if groups share a vector",
-    "short": "rows of a second tile, for what is left; 0: there is none",
     "sizes_y": "pixels, along each axis",
     "slices": "parts that the sum is cut into, added in order",
     "spans": "packed input beyond the results, along each axis",
@@ -169,9 +184,9 @@ WORDS = {
     "w_step": "elements between channels of the weights",
     "w_strides": "elements between groups, outputs and inputs of the weights",
     "wanted": "the tensor computed, in y = conv(x, w)",
-    "weights_apart": "bytes between parts of weights that boxes ask for",
+    "weights": "how weights are packed",
+    "weights_step": "bytes between the weights that boxes prefetch; 0: none",
     "why": "reasons",
-    "woven": "input channels that lie apart are interleaved",
     "x_channel": "elements between groups, and between channels, of x",
     "x_in_stride": "coordinates of x between neighbouring y, along each axis",
     "x_join": "pixels of x between those of a pair, and between pairs",
@@ -190,10 +205,10 @@ WORDS = {
 BUFFERS = {
     "weights": "packed weights",
     "bias": "bias",
-    "band": "packed input",
-    "stage": "sums that wait to be written",
-    "table": "where pixels lie",
-    "lines": "memory to ask for",
+    "packed": "packed input",
+    "staging": "sums that wait to be written",
+    "pixels": "where pixels are read and written",
+    "lines": "memory to prefetch",
     "sums": "sums of all tasks",
     "slab": "sums of a task",
     "x": "packed x",
@@ -214,7 +229,7 @@ def leaves(plan: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
     kind = type(plan)
     for field in fields(plan):
         name, value = prefix + field.name, getattr(plan, field.name)
-        if is_dataclass(value) and type(value).__module__ == kind.__module__:
+        if not prefix and is_dataclass(value) and type(value).__module__ == kind.__module__:
             yield from leaves(value, f"{name}.")
         else:
             own = f"{kind.__name__}.{field.name}"
@@ -237,6 +252,10 @@ def _short(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, Enum):
         return str(value.value)
+    if isinstance(value, Target):
+        return f"{value.name}, vectors of {value.width} bytes"
+    if isinstance(value, PackWeights):
+        return str(value.packer.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
         count = len(value) if isinstance(value, tuple) else 0
         return f"{count} entries" if count else "yes"
