@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from convgrad.cpu.compile import jit
-from convgrad.cpu.emit.frame import Buffer, Frame
+from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.plan.workspace import Buffer
 from convgrad.cpu.threads import team
 
 HOST = jit.host()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convgrad.cpu.compile import jit
-from convgrad.cpu.emit.frame import Buffer, Frame
+from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.emit.store import Results
 from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.ir.convert import Elements
@@ -17,6 +17,7 @@ from convgrad.cpu.pack.box import PackBox, Packer, Pairing, packer
 from convgrad.cpu.pack.rows import pack_box, zero
 from convgrad.cpu.pack.unpack import Staging, unpack
 from convgrad.cpu.plan.records import Packed
+from convgrad.cpu.plan.workspace import Buffer
 from convgrad.cpu.threads import team
 
 HOST = jit.host()

@@ -9,23 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from ..ir.builder import Function, Module, Value
 from ..plan.prefetch import Prefetch
+from ..plan.workspace import Buffer, elements
 from ..threads.team_ir import COUNTER
 from .prefetch import list_lines
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each phase of a kernel: bytes from the team's address
-
-
-class Buffer(NamedTuple):
-    """Memory in the workspace, in elements of accumulators: one for all threads, or one for each."""
-
-    name: str
-    elements: int
-    per_thread: bool
 
 
 def buffers(sizes: Mapping[str, int]) -> list[Buffer]:
@@ -45,17 +37,16 @@ class Frame:
         self.f = f = m.function("kernel", ["p:args", "i:tid", "i:threads", "p:team"], exported=True)
         args, tid, _, self.team = f.args
         self.tensors = {name: f.load(f.at(args, i, "ptr"), "ptr", 8) for i, name in enumerate(ARGUMENTS)}
-        shared = [b for b in buffers if not b.per_thread]
-        own = [b for b in buffers if b.per_thread]
-        sizes = [sum(b.elements for b in some) for some in (shared, own)]
         workspace = self.tensors["workspace"]
-        mine = f.at(workspace, f.add(sizes[0], f.mul(tid, sizes[1])), sum_)
+        shared, own = (elements(buffers, per_thread=per_thread) for per_thread in (False, True))
+        mine = f.at(workspace, f.add(shared, f.mul(tid, own)), sum_)
         self.at: dict[str, str] = {}
-        for base, some in ((workspace, shared), (mine, own)):
+        for base, per_thread in ((workspace, False), (mine, True)):
             offset = 0
-            for buffer in some:
-                self.at[buffer.name] = f.at(base, offset, sum_)
-                offset += buffer.elements
+            for buffer in buffers:
+                if buffer.per_thread == per_thread:
+                    self.at[buffer.name] = f.at(base, offset, sum_)
+                    offset += buffer.elements
 
     def list_lines(self, prefetch: Prefetch) -> None:
         """First of all, fill the buffer "lines" with the offsets that the tiles prefetch."""

@@ -1,0 +1,38 @@
+"""The workspace: memory that a kernel needs besides its tensors, as buffers with names.
+
+First come the buffers that all threads share, then those of each thread. `emit/frame.py` gives kernels their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+LINE = 16  # elements: a buffer is as many as a multiple of it, so that the next begins with a line of memory
+
+
+class Buffer(NamedTuple):
+    """Memory for so many accumulators: once for all threads, or for each of them."""
+
+    name: str
+    elements: int
+    per_thread: bool
+
+
+def shared(name: str, elements: int) -> Buffer:
+    """A buffer for all threads."""
+    return Buffer(name, _whole(elements), per_thread=False)
+
+
+def own(name: str, elements: int) -> Buffer:
+    """A buffer that each thread has of its own."""
+    return Buffer(name, _whole(elements), per_thread=True)
+
+
+def elements(buffers: Iterable[Buffer], *, per_thread: bool) -> int:
+    """Elements of the buffers that are shared, or that each thread has."""
+    return sum(buffer.elements for buffer in buffers if buffer.per_thread == per_thread)
+
+
+def _whole(elements: int) -> int:
+    return -(-elements // LINE) * LINE
