@@ -133,7 +133,7 @@ def test_empty_tensors():
         ),
         (
             lambda x: convgrad.bias_backward(x, axis=1),
-            "BiasAddBackward: axis is no attribute of this operation; there are data_format, accumulate, out_dtype",
+            "BiasAddBackward: axis is not an attribute of this operation; there are data_format, accumulate, out_dtype",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_square_kernels_of_pytorch_beside_channels_last_data():
             convgrad.convolution_backward_data,
             [_ones(8, 28, 28, 16), _ones(3, 3, 8, 16), (8, 58, 56, 8)],
             dict(strides=2),
-            ["on spatial axis 0 of NXC", "diff_src may have 55 to 56 there$"],
+            ["on spatial axis 0 of NXC", "for diff_src (dst_shape) of 58, got 28; diff_src may be 55 or 56 there$"],
         ),
         (
             convgrad.convolution,
@@ -187,9 +187,20 @@ def test_errors_name_the_layout_and_the_one_that_fits(function, inputs, attribut
 @pytest.mark.parametrize(
     ("attributes", "part"),
     [
-        (dict(padding=1), "pads_begin and pads_end, or by auto_pad='SAME_UPPER' or 'VALID'"),
+        (dict(padding=1), "pads_begin and pads_end, or chosen by auto_pad='SAME_UPPER' or 'VALID' with pads_begin=0"),
         (dict(pads=[1, 1, 1, 1]), "pads_begin and pads_end"),
         (dict(stride=1), "did you mean 'strides'?"),
+        (dict(stride=2, padding=1), "write strides=2, pads_begin=1, pads_end=1"),
+        (dict(padding="same", dilation=(2, 2)), "auto_pad='SAME_UPPER', pads_begin=0, pads_end=0, dilations=(2, 2)"),
+        (dict(stride=2, kernel_size=3), "did you mean 'strides'; nor is kernel_size"),
+        (dict(pads_begin=((1, 2), (3, 4))), "write pads_begin=(1, 3), pads_end=(2, 4)"),
+        (dict(pads_begin=(1, 2, 3, 4)), "write pads_begin=(1, 2), pads_end=(3, 4) if these are both, as in ONNX"),
+        (dict(strides=(1, 2, 2, 1)), "batch and channels have none here: strides=(2, 2)"),
+        (dict(strides=(1, 1, 2, 2)), "batch and channels have none here: strides=(2, 2)"),
+        (dict(lhs_dilation=2), "flips the kernel"),
+        (dict(filter_format="HWIO"), "did you mean 'weights_format'?"),
+        (dict(out_shape=(1, 4, 4, 1)), "the shape of the result is computed from the others"),
+        (dict(activation="relu"), "apply it to the result"),
         (dict(window_strides=(1, 1)), "did you mean 'strides'?"),
         (dict(dilation=1), "did you mean 'dilations'?"),
         (dict(rhs_dilation=(1, 1)), "did you mean 'dilations'?"),
@@ -230,9 +241,33 @@ def test_formats_of_the_same_letters_are_not_taken_for_each_other():
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "inputs", "attributes", "hint"),
+    [
+        (convgrad.convolution, [_ones(1, 9, 9, 8), _ones(3, 3, 1, 8)], {}, "these shapes fit groups=8"),
+        (convgrad.convolution, [_ones(3, 3, 3, 16), _ones(1, 9, 9, 3)], {}, "src and weights look exchanged"),
+        (convgrad.convolution, [_ones(32, 32), _ones(3, 3, 1, 4)], {}, "a single grey image is src[None, :, :, None]"),
+        (convgrad.convolution, [_ones(32, 32), _ones(4, 1, 3, 3)], FIRST, "a single grey image is src[None, None]"),
+    ],
+)
+def test_what_was_probably_meant(function, inputs, attributes, hint):
+    with pytest.raises(SpecError) as caught:
+        function(*inputs, **{**CALL, **attributes})
+    assert str(caught.value).endswith(f"; {hint}"), caught.value
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), torch.float32, "f32"])
+def test_element_types_of_other_libraries(dtype):
+    src, weights = _ones(1, 4, 4, 1), _ones(3, 3, 1, 1)
+    half = [a.astype(np.float16) for a in (src, weights)]
+    assert convgrad.convolution(*half, **CALL, out_dtype=dtype).dtype == np.float32
+    with pytest.raises(SpecError, match="out_dtype must be a string: f32, bf16, f16, f64, got"):
+        convgrad.convolution(*half, **CALL, out_dtype=np.int32)
+
+
 def test_inputs_of_apply_by_name():
     with pytest.raises(
-        SpecError, match=r"src is no attribute of this operation; the inputs are src, weights, \[bias\]"
+        SpecError, match=r"src is not an attribute of this operation; the inputs are src, weights, \[bias\]"
     ):
         convgrad.apply("Convolution", src=_ones(1, 4, 4, 1), weights=_ones(3, 3, 1, 1), **CALL)
 
@@ -244,7 +279,7 @@ def test_data_without_a_batch():
 
 def test_inputs_by_the_names_of_other_libraries():
     with pytest.raises(
-        SpecError, match=r"input is no attribute of this operation; the inputs are src, weights, \[bias\]"
+        SpecError, match=r"input is not an attribute of this operation; the inputs are src, weights, \[bias\]"
     ):
         convgrad.convolution(input=_ones(1, 4, 4, 1), weight=_ones(3, 3, 1, 1), **CALL)
 

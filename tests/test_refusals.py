@@ -557,8 +557,17 @@ MESSAGES = [
         "ConvolutionBackwardData: pads_begin is required; it is the zeros before each spatial axis of x",
     ),
     (
+        dict(pads_begin=None, pads_end=None, auto_pad="SAME_UPPER"),
+        "ConvolutionBackwardData: pads_begin is required, also with auto_pad, which ignores it; "
+        "pass pads_begin=0, pads_end=0",
+    ),
+    (
+        dict(strides=None, pads_end=None, dilations=None),
+        "ConvolutionBackwardData: strides is required; so are pads_end and dilations",
+    ),
+    (
         dict(dilation=1),
-        "ConvolutionBackwardData: dilation is no attribute of this operation; did you mean 'dilations'?",
+        "ConvolutionBackwardData: dilation is not an attribute of this operation; did you mean 'dilations'?",
     ),
     (
         dict(groups=3),
@@ -568,7 +577,7 @@ MESSAGES = [
     (
         dict(pads_begin=(3, 0)),
         "ConvolutionBackwardData: diff_dst must be 5 on spatial axis 0 of NCX: (7 + 3 + 1 - 3) // 2 + 1 for "
-        "dst_shape of 7, got 4; diff_src may have 5 to 6 there",
+        "diff_src (dst_shape) of 7, got 4; diff_src may be 5 or 6 there",
     ),
 ]
 
@@ -583,7 +592,7 @@ def test_messages_as_people_read_them(change, message):
 
 def test_a_misspelt_attribute_is_named_rather_than_the_one_that_is_missing():
     src, weights = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 2), np.float32)
-    with pytest.raises(convgrad.SpecError, match=r"stride is no attribute.*did you mean 'strides'"):
+    with pytest.raises(convgrad.SpecError, match=r"stride is not an attribute.*did you mean 'strides'"):
         convgrad.convolution(src, weights, stride=1, pads_begin=1, pads_end=1, dilations=1)
 
 
@@ -603,7 +612,9 @@ def test_which_kernels_fit_is_told(stride, dilation):
                 src, diff_dst, (kernel, 1, 1), strides=stride, pads_begin=pad, pads_end=pad, dilations=dilation
             )
         _, _, hint = str(caught.value).partition("; ")
-        allowed = f"may have {fits[0]} to {fits[-1]}" if len(fits) > 1 else f"must have {fits[0]}" if fits else ""
+        allowed = f"must be {fits[0]}" if fits else ""
+        if len(fits) > 1:
+            allowed = f"may be {fits[0]} {'or' if len(fits) == 2 else 'to'} {fits[-1]}"
         assert hint == (f"diff_weights {allowed} there" if fits else "")
 
 

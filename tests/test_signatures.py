@@ -104,7 +104,7 @@ def test_newer_names_of_older_inputs():
     with pytest.raises(SpecError) as caught:
         compat.conv_transpose_backprop_data(delta, weights=weights, **call)
     assert str(caught.value) == (
-        "ConvTransposeBackpropData: weights is no attribute of this operation; did you mean 'filter'?"
+        "ConvTransposeBackpropData: weights is not an attribute of this operation; did you mean 'filter'?"
     )
 
 

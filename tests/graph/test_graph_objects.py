@@ -202,7 +202,7 @@ def test_add_op_refuses_by_the_table():
         with refused("invalid_graph_op", "no operation of oneDNN Graph", f"did you mean '{near}'"):
             graph.add_op(Op(0, wrong, [lt(0, 4), lt(1, 4)], [lt(2, 4)], **UNIT))
     for strange in ("ReLU", "MaxPoolBackward", "MaxPoolBackprop", "RMSNorm"):
-        with refused("invalid_graph_op", f"{strange!r} is no operation of this family"):
+        with refused("invalid_graph_op", f"{strange!r} is not an operation of this family"):
             graph.add_op(Op(0, strange, [lt(0, 4)], [lt(2, 4)]))
     with refused("invalid_arguments", "must be an Op"):
         graph.add_op(None)
@@ -665,7 +665,7 @@ def test_bias_operations():
         Partition(Op(0, "BiasAdd", [lt(0, (2, 3, 4)), lt(1, (3,))], [lt(2, -1)])).compile()
     with refused("invalid_shape", "at least 2 dimensions", "(4,)"):
         Partition(Op(0, "BiasAddBackward", [lt(0, (4,))], [lt(1, -1)])).compile()
-    with refused("invalid_graph_op", "strides is no attribute"):
+    with refused("invalid_graph_op", "strides is not an attribute"):
         Partition(Op(0, "BiasAddBackward", [lt(0, (4,))], [lt(1, -1)], strides=[1]))
 
 

@@ -6,6 +6,7 @@ oneDNN's words (src, diff_dst, NXC, XOI) come in, `x w y` and strides go out; th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -99,8 +100,8 @@ def bind(
         return _bind(ask, attributes)
     except SpecError as error:
         if error.rule in RULES and RULES[error.rule].layout:
-            found = _fitting(ask, attributes)
-            error.message += f"; these shapes fit {found[0].layout}" if found else ""
+            fits = _fits(ask, attributes, error.rule)
+            error.message += f"; {fits}" if fits else ""
             error.args = (error.message,)
         raise
 
@@ -130,6 +131,25 @@ class _Question(NamedTuple):
     spatial_shape: bool
     strict: bool = False
     follow: bool = False
+
+
+def _fits(ask: _Question, attributes: Mapping[str, Any], rule: str) -> str:
+    """What was probably meant by shapes that do not belong together: another layout, number of groups, or order."""
+    if found := _fitting(ask, attributes):
+        return f"these shapes fit {found[0].layout}"
+    op, (first, second) = ask.op, ask.inputs[:2]
+    if rule not in ("same_batch", "channels", "weights_channels") or first is None or second is None:
+        return ""
+    tensors = first.shape, second.shape, ask.shape or ()
+    counts = {a // b for shape in tensors for other in tensors for a in shape for b in other if b and a % b == 0}
+    for groups in sorted(counts - {0, 1}) if attributes.get("groups") in (None, 1) else ():
+        with suppress(SpecError):
+            _bind(ask, {**attributes, "groups": groups})
+            return f"these shapes fit groups={groups}"
+    with suppress(SpecError):
+        _bind(ask._replace(inputs=(second, first, *ask.inputs[2:])), attributes)
+        return f"{op.inputs[0].name} and {op.inputs[1].name} look exchanged"
+    return ""
 
 
 def _fitting(ask: _Question, attributes: Mapping[str, Any]) -> list[Binding]:
@@ -171,8 +191,8 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
         raise broken("accumulate_out", "accumulate")
 
     data = next(arg for arg in op.inputs if arg.role in ("x", "y"))
-    rank = _rank(op, data.name, given, out)
     layout = Layout(attrs["data_format"], attrs["weights_format"])
+    rank = _rank(op, data.name, given, out, layout)
     axes = {role: layout.axes(op, role) for role in ("x", "w", "y")}
     tell = (data.name, given[data.role].shape)
     stride, dilation, begin, end = (
@@ -315,11 +335,12 @@ def result_dtype(op: Op, dtype: str, asked: str, out: Description | None) -> str
     return out.dtype
 
 
-def _rank(op: Op, first: str, given: Mapping[str, Description], out: Description | None) -> int:
+def _rank(op: Op, first: str, given: Mapping[str, Description], out: Description | None, layout: Layout) -> int:
     """The number of spatial axes, the same in every tensor."""
     shape = given[next(a.role for a in op.inputs if a.name == first)].shape
     if not 3 <= len(shape) <= 5:
-        raise broken("data_rank", first, shape)
+        grey = f"a single grey image is {first}[None, {'None' if layout.data == 'NCX' else ':, :, None'}]"
+        raise broken("data_rank", first, shape, hint=grey if len(shape) == 2 else "")
     for role, description in given.items():
         name = op.arg(role).name
         if role in ("x", "w", "y") and len(description.shape) != len(shape):
@@ -340,7 +361,13 @@ def _per_axis(name: str, value: int | Ints, rank: int, tell: tuple[str, Ints]) -
     if name == "output_padding" and len(value) == MAX_NDIMS and not any(value[rank:]):
         return value[:rank]
     if len(value) != rank:
-        raise broken("axis_values", name, value, expected=values(rank), first=tell[0], shape=tell[1])
+        hint = ""
+        if name.startswith("pads") and len(value) == 2 * rank:
+            hint = f"write pads_begin={value[:rank]}, pads_end={value[rank:]} if these are both, as in ONNX"
+        elif name in ("strides", "dilations") and len(value) == rank + 2 and value[0] == 1 in (value[1], value[-1]):
+            space = value[2:] if value[-1] != 1 else value[1:-1]
+            hint = f"batch and channels have none here: {name}={space}"
+        raise broken("axis_values", name, value, hint=hint, expected=values(rank), first=tell[0], shape=tell[1])
     return value
 
 
@@ -498,14 +525,14 @@ def _check_windows(
     pads = tuple(b + e for b, e in zip(begin, end, strict=True))
     small = window_sizes(sizes["x"], kernel, stride, dilation, pads)
     big_name = source if op.wanted == "x" and source else op.arg("x").name
+    # oneDNN's dst_shape is the shape of diff_src, which nobody guesses.
+    big = f"{op.arg('x').name} ({source})" if op.wanted == "x" and source else big_name
     for axis, size in enumerate(sizes["x"]):
         if small[axis] < 0:
             has = f"{size} + {begin[axis]} + {end[axis]}"
             raise broken("kernel_fits", big_name, expected=span[axis], size=has, axis=axis, layout=layout.data)
         if "y" in sizes and sizes["y"][axis] != small[axis]:
-            formula = (
-                f"({size} + {begin[axis]} + {end[axis]} - {span[axis]}) // {stride[axis]} + 1 for {big_name} of {size}"
-            )
+            formula = f"({size} + {begin[axis]} + {end[axis]} - {span[axis]}) // {stride[axis]} + 1 for {big} of {size}"
             name = op.arg("y").name
             got = sizes["y"][axis]
             least, most = 1, 0
@@ -516,7 +543,9 @@ def _check_windows(
                 longest = size + pads[axis] - stride[axis] * (got - 1)  # from the first element to the last
                 least = max(1, (longest - stride[axis] + dilation[axis] - 1) // dilation[axis] + 1)
                 most = (longest - 1) // dilation[axis] + 1
-            allowed = f"may have {least} to {most}" if most > least else f"must have {least}"
+            allowed = f"must be {least}"
+            if most > least:
+                allowed = f"may be {least} {'or' if most == least + 1 else 'to'} {most}"
             hint = f"{op.output.name} {allowed} there" if told and most >= least else ""
             raise broken(
                 "spatial_sizes",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from operator import index
 from typing import Any
+
+import numpy as np
 
 from ..errors import SpecError
 from .table import (
@@ -100,21 +104,51 @@ def check_dtypes(op: Op, dtypes: Sequence[str | None], *, strict: bool = False) 
     return first
 
 
-def check_names(op: Op, given: Iterable[str]) -> None:
+def check_names(op: Op, given: Mapping[str, Any]) -> None:
     """The names of the attributes; words of other libraries are answered with ours."""
     known = [a.name for a in op.attrs]
-    for name in given:
-        if name in known:
-            continue
-        is_input = any(name == arg.name for arg in op.inputs)
-        hint = (
-            EXPLAINED["inputs" if is_input else name].format(inputs=_inputs(op))
-            if is_input or name in EXPLAINED
-            else ""
-        )
-        if RENAMED.get(name) in known:
-            hint = f"did you mean {RENAMED[name]!r}?"
-        raise broken("known_attribute", name, hint=hint or _nearest(name, known))
+    strange = [name for name in given if name not in known]
+    if not strange:
+        return
+    hint = _answer(op, strange[0], known)
+    if len(strange) > 1:
+        ours = [_in_our_words(name, given[name], known) for name in strange]
+        hint = f"write {', '.join(ours)}" if all(ours) else f"{hint.rstrip('?')}; nor {_is_or_are(strange[1:])}"
+    raise broken("known_attribute", strange[0], hint=hint)
+
+
+def _answer(op: Op, name: str, known: Sequence[str]) -> str:
+    """What to write instead of a word that is not an attribute here."""
+    if RENAMED.get(name) in known:
+        return f"did you mean {RENAMED[name]!r}?"
+    if any(name == arg.name for arg in op.inputs):
+        name = "inputs"
+    if name in EXPLAINED:
+        shape = f"given as {op.shape_source}" if op.shape_source else "computed from the others"
+        return EXPLAINED[name].format(inputs=_inputs(op), shape=shape)
+    return _nearest(name, known)
+
+
+def _in_our_words(name: str, value: Any, known: Sequence[str]) -> str:
+    """An attribute of another library as it is written here; nothing where that is not known."""
+    if RENAMED.get(name) in known:
+        return f"{RENAMED[name]}={shown(value)}"
+    if name in ("padding", "pad", "pads") and "pads_begin" in known:
+        if isinstance(value, str) and SPELLINGS.get(value.lower(), value.upper()) in ("SAME_UPPER", "VALID"):
+            return f"auto_pad={SPELLINGS.get(value.lower(), value.upper())!r}, pads_begin=0, pads_end=0"
+        if isinstance(value, int) or (isinstance(value, (tuple, list)) and all(isinstance(v, int) for v in value)):
+            return f"pads_begin={value}, pads_end={value}"
+    return ""
+
+
+def _is_or_are(names: Sequence[str]) -> str:
+    """A list of names before its verb."""
+    return f"{'is' if len(names) == 1 else 'are'} {listed(names)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """A list in a sentence: a, b and c."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _nearest(word: object, known: Iterable[str]) -> str:
@@ -135,15 +169,33 @@ def check_attributes(
     `allow_empty` lets a shape hold zeros, for operations on empty tensors. `strict` refuses what oneDNN refuses.
     """
     check_names(op, given)
+    _check_required(op, given)
     checked: dict[str, Any] = {}
     for attr in op.attrs:
         if attr.name in given and given[attr.name] is not None:
             checked[attr.name] = _exact(attr, given[attr.name], allow_empty, strict)
-        elif attr.default is REQUIRED:
-            raise broken("required_attribute", attr.name, hint=f"it is the {attr.text}")
         else:
             checked[attr.name] = attr.default
     return checked
+
+
+def _check_required(op: Op, given: Mapping[str, Any]) -> None:
+    """The attributes without a default must all be there. The first one that is not names the others."""
+    missing = [a.name for a in op.attrs if a.default is REQUIRED and given.get(a.name) is None]
+    if not missing:
+        return
+    first, others = missing[0], missing[1:]
+    rule, hints = RULES["required_attribute"], []
+    auto = given.get("auto_pad")
+    if first.startswith("pads") and isinstance(auto, str) and auto.lower() != "none":
+        rule = replace(rule, text=f"{rule.text}, also with auto_pad, which ignores it")
+        zeros = [name for name in missing if name.startswith("pads")]
+        hints.append(f"pass {', '.join(f'{name}=0' for name in zeros)}")
+        others = [name for name in others if name not in zeros]
+    if others:
+        hints.append(f"so {_is_or_are(others)}")
+    attr = op.attr(first)
+    raise breach(rule, first, hint="; ".join(hints) or f"it is the {attr.text if attr else ''}")
 
 
 def _exact(attr: Attr, value: Any, allow_empty: bool, strict: bool) -> Any:
@@ -183,9 +235,18 @@ def _whole(attr: Attr, value: Any, expected: str, whole: Any = None) -> int:
         number = None
     if number is None or isinstance(value, bool) or number not in S64:
         got = value if whole is None else whole
-        hint = EXPLAINED["padding"] if isinstance(got, str) and got.lower() in ("same", "valid") else ""
+        hint = EXPLAINED["padding"] if isinstance(got, str) and got.lower() in ("same", "valid") else _pairs(attr, got)
         raise broken("attribute_type", attr.name, shown(got), hint=hint, expected=expected) from None
     return number
+
+
+def _pairs(attr: Attr, value: Any) -> str:
+    """How pads are written that came as pairs of before and after."""
+    if attr.name.startswith("pads") and isinstance(value, (tuple, list)):
+        with suppress(TypeError, ValueError):
+            begin, end = zip(*((index(a), index(b)) for a, b in value), strict=True)
+            return f"write pads_begin={begin}, pads_end={end}"
+    return ""
 
 
 def _at_least(attr: Attr, number: int, minimum: int | None, got: Any) -> int:
@@ -195,9 +256,21 @@ def _at_least(attr: Attr, number: int, minimum: int | None, got: Any) -> int:
     return number
 
 
+def _dtype_word(value: Any) -> Any:
+    """The name of an element type that came as NumPy's, PyTorch's or JAX's object; other values as they are."""
+    if isinstance(value, str):
+        return value
+    with suppress(TypeError, ValueError, AttributeError):
+        name = str(value).removeprefix("torch.") if type(value).__module__ == "torch" else np.dtype(value).name
+        return SPELLINGS.get(name, value)
+    return value
+
+
 def _choice(attr: Attr, value: Any, strict: bool) -> str:
     """The canonical spelling of a string attribute."""
     expected = ", ".join(attr.choices)
+    if attr.name == "out_dtype":
+        value = _dtype_word(value)
     if not isinstance(value, str):
         raise broken("attribute_type", attr.name, shown(value), expected=f"a string: {expected}")
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value

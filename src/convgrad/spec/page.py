@@ -48,23 +48,24 @@ Generated from the table in `convgrad/spec/table.py` by `make docs`; edit that i
 
 Six operations, one geometry: with `y = conv(x, w)`, each takes two of the three tensors and computes the third.
 
-| operation | function | inputs play | computes |
+| operation | function | inputs (roles) | computes |
 |---|---|---|---|
 {overview}
 
 Lists have one value per spatial axis (one axis for 1D, two for 2D, three for 3D); a single number serves every axis.
 `span` below is `(kernel - 1) * dilations + 1`, what a kernel covers. Channels are divided into `groups` blocks, and
-block `j` of one tensor meets only block `j` of the other. Two more operations add [biases](#biases)
-and sum them.
+block `j` of one tensor meets only block `j` of the other. Two more operations add a [bias](#biases) and compute its
+gradient.
 
-All operations take the [extensions](#extensions) too. The last column of an attribute says who knows it, where that is
-not oneDNN itself: *documents* (the documents have it, oneDNN's code refuses it, and so does a strict graph).
+All operations take the [extensions](#extensions) too. The last column of a table of attributes is empty where oneDNN
+has the attribute. *documents* means that only its documents do: oneDNN's code, and a strict graph, refuse it.
 """
 
 _PADDING = """\
 ## Padding
 
-`auto_pad` may be written in any letter case. Unless it is `None`, `pads_begin` and `pads_end` do not count.
+`auto_pad` may be written in any letter case. With any value but `None`, `pads_begin` and `pads_end` are ignored; they
+are required all the same, as in oneDNN, so pass 0.
 
 {choices}
 
@@ -79,8 +80,8 @@ The total of SAME, per axis, is never below 0; the smaller half comes first with
     SAME_LOWER:  pads_end = total // 2           pads_begin = total - pads_end
 
 `x` is the tensor that the windows slide over: `src` of the Convolution operations, `diff_dst` of the gradients of
-ConvTranspose, the shape of `diff_src` for ConvolutionBackwardData. Where `output_padding` of a gradient of
-ConvTranspose is not 0, its total is that of ConvTranspose.
+ConvTranspose, the shape of `diff_src` for ConvolutionBackwardData. A gradient of ConvTranspose whose `output_padding`
+is not 0 takes the total that ConvTranspose itself has, `span - strides`.
 
 **`documented`** ({documented}; everything else follows the first rule):
 
@@ -117,18 +118,20 @@ Both operations take data of any rank from 2, and of the [extensions](#extension
 _LAYOUTS = """\
 ## Layouts of arrays
 
-Defaults are those of the documents, channels last. A function that is told `data_format="NCX"` and not `weights_format`
-warns (`convgrad.LayoutWarning`, once for each place of call) that the weights are still read with their spatial axes
-first, and which format their shape fits, too; so it does where channels are last and only another format makes the
-kernel square. Pass `weights_format` to silence it. `apply` and graphs follow the documents without a word.
+Defaults are those of the documents, channels last. If you pass `data_format="NCX"` but no `weights_format`, you get a
+`convgrad.LayoutWarning` (once for each place of call), because the default format of weights has its spatial axes
+first. The same warning comes with channels last if only another format makes the kernel square. Shapes that do not fit
+are an error, which names the layout that they do fit. Pass `weights_format` to silence the warning. `apply` and graphs
+follow the documents without a warning.
 
 Where the caller gives no `out`, the result lies in memory as the first input does: as its format says, or, where that
 input has its channels last in memory and first by its format (PyTorch's `channels_last`) or the reverse, in the same
 way. So a data gradient follows `diff_dst`, and a weight gradient follows `src`. Graphs lay results out as their logical
 tensors say.
 
-Results have no autograd history, so a PyTorch tensor that requires grad is refused while grad mode is on; so are arrays
-that are being traced, which have no values yet. As `out`, every array is refused that its owner calls immutable.
+Results have no autograd history, so a PyTorch tensor that requires grad is refused while grad mode is on. Arrays that
+are being traced have no values yet and are refused, too. Immutable arrays (JAX arrays, read-only NumPy arrays) are
+refused as `out`.
 """
 
 
@@ -187,7 +190,7 @@ def _section(op: Op, heading: str = "##") -> str:
 def _extensions() -> str:
     """What every operation takes besides."""
     rows = [[f"`{a.name}`", a.type, _default(a), _values(a)] for a in EXTENSIONS]
-    rows.append(["`out`", "array", "unset", "write the result there, whatever its strides, and return it"])
+    rows.append(["`out`", "array", "none", "write the result there, whatever its strides, and return it"])
     return "\n".join(["## Extensions\n", _table(("extension", "type", "default", "meaning and values"), rows)])
 
 
@@ -213,8 +216,8 @@ def _default(attr: Attr) -> str:
     if attr.default is REQUIRED:
         return "required"
     if attr.default == (0,) * MAX_NDIMS:
-        return "zeros" if attr.per == "axis" else "unset"
-    return f"`{attr.default}`" if attr.default != "" else "unset"
+        return "zeros" if attr.per == "axis" else "none"
+    return f"`{attr.default}`" if attr.default != "" else "none"
 
 
 def _values(attr: Attr) -> str:

@@ -103,8 +103,8 @@ DTYPES = ("f32", "bf16", "f16")
 EXTENDED_DTYPES = ("f64",)
 AUTO_PADS = {
     "None": "use pads_begin and pads_end",
-    "SAME_UPPER": "as many zeros as make the sizes x = stride * y; an odd one goes to the end",
-    "SAME_LOWER": "the same; an odd one goes to the beginning",
+    "SAME_UPPER": "as much padding as makes y = x / stride, rounded up; of an odd total the extra zero goes to the end",
+    "SAME_LOWER": "the same; of an odd total the extra zero goes to the beginning",
     "VALID": "no padding",
 }
 SAME_RULES = {
@@ -117,7 +117,12 @@ _pads_begin = Attr("pads_begin", "s64[]", "zeros before each spatial axis of x",
 _pads_end = Attr("pads_end", "s64[]", "zeros after each spatial axis of x", minimum=0, per="axis")
 _dilations = Attr("dilations", "s64[]", "distance between kernel elements; 1 is dense", minimum=1, per="axis")
 _auto_pad = Attr(
-    "auto_pad", "string", "how padding is found; unless None, the pads are ignored", "None", AUTO_PADS, any_case=True
+    "auto_pad",
+    "string",
+    "how padding is chosen; with any value but None, pads_begin and pads_end are ignored",
+    "None",
+    AUTO_PADS,
+    any_case=True,
 )
 _groups = Attr("groups", "s64", "independent blocks that the channels are divided into", 1, minimum=1)
 _data_format = Attr(
@@ -162,7 +167,7 @@ _output_padding_backward = Attr(
 _output_padding_data = Attr(
     "output_padding",
     "s64[]",
-    "part of the size of diff_src where dst_shape is absent, else of no effect",
+    "added to the size of diff_src if dst_shape is absent; otherwise ignored",
     (0,) * MAX_NDIMS,
     minimum=0,
     per="axis",
@@ -192,7 +197,7 @@ EXTENSIONS = (
         any_case=True,
         origin="extension",
     ),
-    Attr("accumulate", "bool", "add the result to `out` instead of replacing it", False, origin="extension"),
+    Attr("accumulate", "bool", "add the result to `out` instead of overwriting it", False, origin="extension"),
     Attr(
         "out_dtype",
         "string",
@@ -224,7 +229,9 @@ OPS: dict[str, Op] = {
             (
                 Arg("diff_dst", "y", "gradient with respect to dst"),
                 Arg("weights", "w", "kernel"),
-                Arg("dst_shape", "shape", "shape of diff_src (s32); goes before the attribute", required=False),
+                Arg(
+                    "dst_shape", "shape", "shape of diff_src (s32); takes precedence over the attribute", required=False
+                ),
             ),
             Arg("diff_src", "x", "gradient with respect to src"),
             (*_common, _conv_format, _output_padding_data, _dst_shape, *EXTENSIONS),
@@ -237,7 +244,12 @@ OPS: dict[str, Op] = {
             (
                 Arg("src", "x", "input data of the forward operation"),
                 Arg("diff_dst", "y", "gradient with respect to dst"),
-                Arg("weights_shape", "shape", "shape of diff_weights (s32); goes before the attribute", required=False),
+                Arg(
+                    "weights_shape",
+                    "shape",
+                    "shape of diff_weights (s32); takes precedence over the attribute",
+                    required=False,
+                ),
             ),
             Arg("diff_weights", "w", "gradient with respect to weights"),
             (*_common, _conv_format, _weights_shape, *EXTENSIONS),
@@ -246,7 +258,7 @@ OPS: dict[str, Op] = {
         Op(
             "ConvTranspose",
             "conv_transpose",
-            "Spread src through the weights: the transpose of Convolution.",
+            "Scatter src through the weights: the transpose of Convolution.",
             (Arg("src", "y", "input data"), Arg("weights", "w", "kernel"), _bias),
             Arg("dst", "x", "result"),
             (*_common, _transpose_format, _output_padding, *EXTENSIONS),
@@ -268,7 +280,12 @@ OPS: dict[str, Op] = {
             (
                 Arg("src", "y", "input data of the forward operation"),
                 Arg("diff_dst", "x", "gradient with respect to dst"),
-                Arg("weights_shape", "shape", "shape of diff_weights (s32); goes before the attribute", required=False),
+                Arg(
+                    "weights_shape",
+                    "shape",
+                    "shape of diff_weights (s32); takes precedence over the attribute",
+                    required=False,
+                ),
             ),
             Arg("diff_weights", "w", "gradient with respect to weights"),
             (*_common, _transpose_format, _output_padding_backward, _weights_shape, *EXTENSIONS),
@@ -319,16 +336,22 @@ RENAMED = {
     "preferred_element_type": "out_dtype",
     "data_layout": "data_format",
     "kernel_layout": "weights_format",
+    "filter_format": "weights_format",
 }
-"""Words of PyTorch, TensorFlow, JAX and ONNX for attributes that have another name here."""
+"""Words of PyTorch, TensorFlow, JAX, ONNX and older documents for attributes that have another name here."""
 
-_LAYOUT = "the order of the axes is said by data_format and weights_format"
-_PADDING = "zeros are asked for by pads_begin and pads_end, or by auto_pad='SAME_UPPER' or 'VALID'"
+_LAYOUT = "the order of the axes is given by data_format and weights_format"
+_PADDING = (
+    "padding is given by pads_begin and pads_end, or chosen by auto_pad='SAME_UPPER' or 'VALID' with "
+    "pads_begin=0, pads_end=0 (required, ignored)"
+)
 _SHAPES = "sizes and channels are read from the shapes of the tensors"
 _INPUTS = "the inputs are {inputs}"
+_RESULT = "the shape of the result is {shape}"
 EXPLAINED = {
     "padding": _PADDING,
     "pads": _PADDING,
+    "pad": _PADDING,
     "padding_mode": "padding is always with zeros",
     "layout": _LAYOUT,
     "format": _LAYOUT,
@@ -339,13 +362,18 @@ EXPLAINED = {
     "in_channels": _SHAPES,
     "out_channels": _SHAPES,
     "dim": "1D, 2D or 3D is read from the shapes of the tensors",
-    "lhs_dilation": "a dilated input is what conv_transpose computes, with strides",
+    "lhs_dilation": "conv_transpose with strides spaces its input out like this, but it flips the kernel, "
+    "and a padding of p is dilation * (kernel - 1) - p there",
     "transposed": "conv_transpose and its gradients are operations of their own",
     "output_size": "sizes follow from the shapes, strides and padding; output_padding adds to them",
     "bias": "bias_backward computes its gradient",
+    "use_bias": "a bias is an input, the third one of the forward operations",
+    "activation": "apply it to the result",
+    "batch_group_count": "groups divides the channels; the batch cannot be divided",
     "output_mask": "each gradient is an operation of its own",
     "precision": "sums are taken in f32, in f64 for f64 data",
     **dict.fromkeys(("input", "inputs", "x", "lhs", "weight", "w", "rhs", "kernel", "filters"), _INPUTS),
+    **dict.fromkeys(("shape", "out_shape", "filter_shape"), _RESULT),
     **dict.fromkeys(("grad_output", "grad", "dy", "input_size", "weight_size", "input_shape", "output_shape"), _INPUTS),
 }
 """Their words for what is said in another way here."""
@@ -382,12 +410,12 @@ RULES: dict[str, Rule] = {
     r.name: r
     for r in (
         # The operation by itself, in the order in which oneDNN checks it.
-        Rule("known_operation", "invalid_graph_op", "is no operation of this family"),
+        Rule("known_operation", "invalid_graph_op", "is not an operation of this family"),
         Rule("input_count", "invalid_graph_op", "takes {expected} ({names})"),
-        Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor that speaks DLPack"),
+        Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor with DLPack support"),
         Rule("input_device", "invalid_arguments", "must lie in CPU memory"),
         Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none"),
-        Rule("input_grad", "invalid_arguments", "must not ask for gradients: the result has no autograd history"),
+        Rule("input_grad", "invalid_arguments", "must not require gradients: the result has no autograd history"),
         Rule("byte_order", "invalid_arguments", "must have the byte order of this machine"),
         Rule("input_dtype", "invalid_graph_op", "must be one of {expected}"),
         Rule("same_dtype", "invalid_graph_op", "must have the dtype of {first}, {expected}"),
@@ -397,7 +425,7 @@ RULES: dict[str, Rule] = {
         Rule("attribute_type", "invalid_graph_op", "must be {expected}"),
         Rule("attribute_choice", "invalid_graph_op", "must be one of {expected}"),
         Rule("attribute_minimum", "invalid_graph_op", "must be at least {minimum}"),
-        Rule("known_attribute", "invalid_graph_op", "is no attribute of this operation"),
+        Rule("known_attribute", "invalid_graph_op", "is not an attribute of this operation"),
         Rule("strict", "invalid_graph_op", "is refused by oneDNN and so by a strict graph"),
         # Shapes.
         Rule("data_rank", "invalid_arguments", "must have 3, 4 or 5 dimensions (1D, 2D, 3D)"),
@@ -443,7 +471,7 @@ RULES: dict[str, Rule] = {
         Rule(
             "output_size",
             "invalid_shape",
-            "must not take more than there is: {formula} on spatial axis {axis} of {layout}",
+            "must be smaller than the result: {formula} on spatial axis {axis} of {layout}",
             layout=True,
         ),
         Rule("output_padding_stride", "invalid_shape", "must be smaller than strides {strides}"),
