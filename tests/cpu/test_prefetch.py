@@ -1,0 +1,58 @@
+"""Prefetch: slices hold all lines of all regions, and a tile has the steps to ask for a slice."""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+
+from convgrad.cpu.compile import jit
+from convgrad.cpu.emit.frame import Frame
+from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.plan.prefetch import BURST, Lines, Prefetch
+from convgrad.cpu.plan.workspace import own
+from convgrad.cpu.threads import team
+
+REGIONS: tuple[Lines, ...] = (((3, 1000), (5, 64)), ((7, 64),))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 5, 8, 30])
+@pytest.mark.parametrize("regions", [REGIONS, REGIONS[:1]])
+def test_slices_hold_all_lines(regions: tuple[Lines, ...], calls: int) -> None:
+    """A slice is of one region, so that a tile needs one base; there are no more slices than calls."""
+    prefetch = Prefetch(regions, calls, steps=64)
+    for region, slices in zip(regions, prefetch.slices, strict=True):
+        lines = prod(count for count, _ in region)
+        assert lines <= slices * prefetch.lines_per_call < lines + prefetch.lines_per_call
+    assert sum(prefetch.slices) <= max(calls, len(regions))
+
+
+@pytest.mark.parametrize("steps", [1, 8, 22, 23, 64, 1000])
+@pytest.mark.parametrize("calls", [1, 5, 30])
+def test_lines_are_spread_over_the_steps_of_a_call(calls: int, steps: int) -> None:
+    prefetch = Prefetch(REGIONS, calls, steps)
+    assert prefetch.burst == (prefetch.lines_per_call <= BURST)
+    if prefetch.lines_per_call <= steps:
+        assert steps < 2 * prefetch.lines_per_call * prefetch.steps_per_line <= 2 * steps
+    for taps in (1, 9):
+        assert taps * prefetch.steps_needed(taps) >= prefetch.lines_per_call * prefetch.steps_per_line
+
+
+def test_offsets_are_listed_by_region() -> None:
+    """What fills up the last slice of a region is its first line."""
+    prefetch = Prefetch(REGIONS, 5, 64)
+    frame = Frame(Module(), [own("lines", 2 * prefetch.size)], "float")
+    frame.list_lines(prefetch)
+    table = np.full(prefetch.size + 8, -1, np.int64)
+    arguments = (ctypes.c_int64 * 5)(0, 0, 0, 0, table.ctypes.data)
+    module = jit.load(frame.end(), *jit.host())
+    team.run(module.address("kernel"), ctypes.addressof(arguments), 1)
+    wanted: list[int] = []
+    for region, slices in zip(REGIONS, prefetch.slices, strict=True):
+        offsets = [sum(at) for at in product(*(range(0, count * step, step) for count, step in region))]
+        wanted += offsets + [0] * (slices * prefetch.lines_per_call - len(offsets))
+    assert list(table[: prefetch.size]) == wanted
+    assert (table[prefetch.size :] == -1).all()
