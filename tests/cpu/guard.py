@@ -13,7 +13,7 @@ import numpy as np
 
 from convgrad.cpu import kernel
 from convgrad.cpu.gather.records import Gather
-from convgrad.cpu.plan.records import Reduce
+from convgrad.cpu.wgrad.records import WeightGradient
 
 PAGE = mmap.PAGESIZE
 NONE, READ, READ_WRITE = 0, 1, 3
@@ -101,10 +101,10 @@ GAP = 1024  # elements between two buffers of a workspace, in plans with gaps
 @contextmanager
 def gaps_between_buffers() -> Iterator[None]:
     """Plans keep the buffers of their workspace apart, so that a write beyond one can be seen by `check_gaps`."""
-    plain = {kind: kind.sizes for kind in (Gather, Reduce)}
+    plain = {kind: kind.sizes for kind in (Gather, WeightGradient)}
 
     def spread(kind: type) -> property:
-        def sizes(self: Gather | Reduce) -> dict[str, int]:
+        def sizes(self: Gather | WeightGradient) -> dict[str, int]:
             return {k: v for name, size in plain[kind].fget(self).items() for k, v in ((name, size), (name + "~", GAP))}
 
         return property(sizes)
@@ -118,7 +118,7 @@ def gaps_between_buffers() -> Iterator[None]:
             kind.sizes = sizes  # type: ignore[assignment]
 
 
-def check_gaps(plan: Gather | Reduce, space: Workspace) -> None:
+def check_gaps(plan: Gather | WeightGradient, space: Workspace) -> None:
     """Nothing may have been written between the buffers."""
     item = 4 if plan.sum == "float" else 8
     at = 0

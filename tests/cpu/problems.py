@@ -17,8 +17,8 @@ from convgrad import reference
 from convgrad.cpu import kernel
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan import registry
-from convgrad.cpu.plan.records import Reduce
 from convgrad.cpu.target import Target, named, native
+from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
 
@@ -431,7 +431,7 @@ def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gap
     return ""
 
 
-def _look(made: Gather | Reduce, space: Workspace, gaps: bool, seen: list[Workspace]) -> None:
+def _look(made: Gather | WeightGradient, space: Workspace, gaps: bool, seen: list[Workspace]) -> None:
     seen.append(space)
     if made.workspace != space.size:
         raise AssertionError(f"a workspace of {space.size} bytes for a plan of {made.workspace}")

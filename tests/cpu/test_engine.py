@@ -13,9 +13,11 @@ from dataclasses import replace
 import pytest
 
 from convgrad.cpu.gather.records import Gather, TaskOrder, WeightPacking
-from convgrad.cpu.plan.records import Declined, Plan, Plane, Reduce, Slide
+from convgrad.cpu.pack.box import Pairing
+from convgrad.cpu.plan.records import Declined, Plan, Plane, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
+from convgrad.cpu.wgrad.records import Mode, WeightGradient
 from convgrad.spec.problem import Problem
 from marks import slow_but
 
@@ -62,8 +64,8 @@ def _gather(test: Callable[[Gather], bool]) -> Callable[[Plan], bool]:
     return lambda plan: isinstance(plan, Gather) and test(plan)
 
 
-def _reduce(test: Callable[[Reduce], bool]) -> Callable[[Plan], bool]:
-    return lambda plan: isinstance(plan, Reduce) and test(plan)
+def _wgrad(test: Callable[[WeightGradient], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, WeightGradient) and test(plan)
 
 
 def _plane(test: Callable[[Plane], bool]) -> Callable[[Plan], bool]:
@@ -108,7 +110,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         lambda g: g.task.parts > 1 and g.task.order is TaskOrder.BOX and g.cut.boxes > 1
     ),
     "high tiles of one whole vector": _gather(lambda g: g.lanes == 16 and g.vectors == 1 and g.rows > 8),
-    "high tiles of sums of one whole vector": _reduce(lambda r: r.lanes == 16 and r.vectors == 1 and r.rows > 8),
+    "high tiles of sums of one whole vector": _wgrad(lambda r: r.lanes == 16 and r.vectors == 1 and r.rows > 8),
     "weights packed by who needs them": _gather(
         lambda g: g.task.order is TaskOrder.CHANNEL and g.tile.blocks > 1 and g.sums.chunks > 1
     ),
@@ -143,21 +145,27 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.cut.packs)),
     "past the caches": _gather(lambda g: g.output.stream and not g.output.staged),
     "past the caches from a stage": _gather(lambda g: g.output.stream and g.output.staged),
-    "past the caches, pixels in the lanes": _reduce(lambda r: r.stream and r.operands[0] == "w"),
+    "past the caches, pixels in the lanes": _wgrad(lambda r: r.output.stream and r.tensors.names[0] == "w"),
     "prefetching": _gather(lambda g: g.prefetch is not None),
     "prefetching spread over the products": _gather(lambda g: g.prefetch is not None and not g.prefetch.burst),
-    "prefetching both sides": _reduce(lambda r: r.prefetch is not None and len(r.prefetch.regions) == 2),
-    "pixels in the lanes": _reduce(lambda r: r.operands == ("w", "x", "y") and not r.pairs),
+    "prefetching both sides": _wgrad(lambda r: r.prefetch is not None and len(r.prefetch.regions) == 2),
+    "pixels in the lanes": _wgrad(lambda r: r.tensors.names == ("w", "x", "y") and not r.roles.pairs),
     "a last block with fewer vectors": _gather(lambda g: g.tile.last_vectors > 0 and g.tile.blocks > 1),
-    "a last block with fewer vectors, weights": _reduce(lambda r: r.tail > 0 and r.lane_blocks > 1 and not r.direct),
-    "a last block with fewer vectors, direct": _reduce(lambda r: r.tail > 0 and r.lane_blocks > 1 and r.direct),
-    "pixels in the lanes, backwards": _reduce(lambda r: r.operands == ("w", "y", "x") and not r.pairs),
-    "pixels in the lanes, in pairs": _reduce(lambda r: r.operands[0] == "w" and r.pairs),
-    "pixels in the lanes, summed in boxes": _reduce(lambda r: r.direct and max(r.box_counts) > 1),
-    "pixels in the lanes, where they lie": _reduce(lambda r: r.operands[0] == "w" and r.lanes_in_place),
-    "pixels in the lanes, packed": _reduce(lambda r: r.operands[0] == "w" and not r.lanes_in_place),
-    "pixels in the lanes, added": _reduce(lambda r: r.operands[0] == "w" and r.accumulate),
-    "rows in place whose channels lie apart": _reduce(lambda r: r.in_place and r.row_step > 1),
+    "a last block with fewer vectors, weights": _wgrad(
+        lambda r: r.tail > 0 and r.roles.blocks > 1 and not r.output.direct
+    ),
+    "a last block with fewer vectors, direct": _wgrad(lambda r: r.tail > 0 and r.roles.blocks > 1 and r.output.direct),
+    "pixels in the lanes, backwards": _wgrad(lambda r: r.tensors.names == ("w", "y", "x") and not r.roles.pairs),
+    "pixels in the lanes, in pairs": _wgrad(lambda r: r.tensors.names[0] == "w" and r.roles.pairs),
+    "pixels in the lanes, summed in boxes": _wgrad(lambda r: r.output.direct and max(r.boxes.counts) > 1),
+    "pixels in the lanes, where they lie": _wgrad(
+        lambda r: r.tensors.names[0] == "w" and r.sides[1].mode is Mode.IN_PLACE
+    ),
+    "pixels in the lanes, packed": _wgrad(lambda r: r.tensors.names[0] == "w" and r.sides[1].mode is not Mode.IN_PLACE),
+    "pixels in the lanes, added": _wgrad(lambda r: r.tensors.names[0] == "w" and r.output.accumulate),
+    "rows in place whose channels lie apart": _wgrad(
+        lambda r: r.sides[0].mode is Mode.IN_PLACE and r.sides[0].row_step > 1
+    ),
     "few channels, y": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "y"),
     "few channels, x": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "x" and not g.sums.pairs),
     "few channels, x in pairs": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "x" and g.sums.pairs),
@@ -178,46 +186,69 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "rows of one channel, in three axes": _plane(lambda p: p.kernel[0] > 1),
     "rows of one channel, a last tile of fewer": _plane(lambda p: p.out_sizes[1] % p.rows > 0),
     "rows of one channel, several tiles wide": _plane(lambda p: p.out_sizes[2] > p.block),
-    "reduce in place on x": _reduce(lambda r: r.in_place and r.row_side == "x"),
-    "reduce in place on y": _reduce(lambda r: r.in_place and r.row_side == "y"),
-    "reduce in place on both sides": _reduce(lambda r: r.lanes_in_place and r.row_side == "x"),
-    "reduce in place on both sides, rows of y": _reduce(lambda r: r.lanes_in_place and r.row_side == "y"),
-    "reduce packed, rows of x": _reduce(lambda r: not r.in_place and r.row_side == "x"),
-    "reduce packed, rows of y": _reduce(lambda r: not r.in_place and r.row_side == "y"),
-    "reduce in pairs": _reduce(lambda r: r.pairs),
-    "pairs read in place on x": _reduce(lambda r: r.pairs and r.in_place and r.row_side == "x"),
-    "pairs read in place on y": _reduce(lambda r: r.pairs and r.in_place and r.row_side == "y"),
-    "pairs joined where channels lie together": _reduce(lambda r: "channels" in (r.joining("x"), r.joining("y"))),
-    "pairs moved where they lie together": _reduce(lambda r: "pixels" in (r.joining("x"), r.joining("y"))),
-    "pairs by way of a copy": _reduce(lambda r: "copy" in (r.joining("x"), r.joining("y"))),
-    "pairs under taps that lie evenly apart": _reduce(
-        lambda r: r.pairs and r.x_join == (1, 2) and not r.in_place and r.x_packs[3].count > r.box[3] + 1
+    "weights in place on x": _wgrad(lambda r: r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "x"),
+    "weights in place on y": _wgrad(lambda r: r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "y"),
+    "weights in place on both sides": _wgrad(lambda r: r.sides[1].mode is Mode.IN_PLACE and r.roles.row_side == "x"),
+    "weights in place on both sides, rows of y": _wgrad(
+        lambda r: r.sides[1].mode is Mode.IN_PLACE and r.roles.row_side == "y"
     ),
-    "pairs of images": _reduce(lambda r: r.pairs and r.sizes_y[-1] == 2 and r.sizes_y[0] > 1),
-    "pairs of images, channels first": _reduce(lambda r: r.twins and r.strings("x") and r.joining("y") == "twins"),
-    "pairs of images, rows of y": _reduce(lambda r: r.twins and r.strings("y") and r.joining("x") == "twins"),
-    "pairs of images, a run for each tap": _reduce(lambda r: r.twins and len(r.x_packs[2].offsets) > 1),
-    "rows as they lie": _reduce(lambda r: r.strings("x") and r.pairs and not r.twins),
-    "rows as they lie, of y": _reduce(lambda r: r.strings("y") and r.pairs and not r.twins),
-    "rows as they lie, converted": _reduce(lambda r: r.strung and not r.pairs),
-    "rows as they lie, thinned": _reduce(
-        lambda r: r.strings("x") and r.pairs and r.x_packs[3].step > 2 and r.x_packs[3].offsets == (0, 1, 2)
+    "weights packed, rows of x": _wgrad(lambda r: r.sides[0].mode is not Mode.IN_PLACE and r.roles.row_side == "x"),
+    "weights packed, rows of y": _wgrad(lambda r: r.sides[0].mode is not Mode.IN_PLACE and r.roles.row_side == "y"),
+    "weights in pairs": _wgrad(lambda r: r.roles.pairs),
+    "pairs read in place on x": _wgrad(
+        lambda r: r.roles.pairs and r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "x"
     ),
-    "rows as they lie, many runs": _reduce(lambda r: r.strings("x") and r.pairs and len(r.x_packs[3].offsets) > 8),
-    "rows of y that follow each other": _reduce(lambda r: len(r.packing("y").starts[-1]) > 1 and not r.lies("y")),
-    "every other pixel the first of a pair": _reduce(lambda r: r.pairs and r.x_join[1] > 1),
-    "reduce in pairs, an odd width": _reduce(lambda r: r.pairs and r.sizes_y[-1] % 2 == 1),
-    "reduce in boxes, the last one smaller": _reduce(
-        lambda r: any(n % b for n, b in zip(r.sizes_y, r.box, strict=True))
+    "pairs read in place on y": _wgrad(
+        lambda r: r.roles.pairs and r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "y"
     ),
-    "parts of the rows": _reduce(lambda r: r.row_parts > 1),
-    "parts of the rows that overlap": _reduce(lambda r: r.row_parts > 1 and r.crow % r.row_part != 0),
-    "parts of the lanes": _reduce(lambda r: r.lane_parts > 1),
-    "slices of the sum": _reduce(lambda r: r.slices > 1),
-    "slices of the sum, in pairs": _reduce(lambda r: r.slices > 1 and r.pairs),
-    "reduce with groups side by side": _reduce(lambda r: r.share is not None),
-    "reduce with groups side by side, slices": _reduce(lambda r: r.share is not None and r.slices > 1),
-    "runs of the band of x apart": _reduce(lambda r: any(len(p.offsets) > 1 for p in r.x_packs)),
+    "pairs of contiguous channels": _wgrad(lambda r: Pairing.CHANNELS in (r.x.pack.pairing, r.y.pack.pairing)),
+    "pairs of contiguous pixels": _wgrad(lambda r: Pairing.PIXELS in (r.x.pack.pairing, r.y.pack.pairing)),
+    "pairs by way of a copy": _wgrad(lambda r: r.x.copies or r.y.copies),
+    "pairs under taps that lie evenly apart": _wgrad(
+        lambda r: (
+            r.roles.pairs
+            and r.x.join == (1, 2)
+            and r.sides[0].mode is not Mode.IN_PLACE
+            and r.x.packs[3].count > r.boxes.box[3] + 1
+        )
+    ),
+    "pairs of images": _wgrad(lambda r: r.roles.pairs and r.boxes.sizes[-1] == 2 and r.boxes.sizes[0] > 1),
+    "pairs of images, channels first": _wgrad(
+        lambda r: r.roles.image_pairs and r.x.mode is Mode.ROWS and r.y.pack.pairing is Pairing.IMAGES
+    ),
+    "pairs of images, rows of y": _wgrad(
+        lambda r: r.roles.image_pairs and r.y.mode is Mode.ROWS and r.x.pack.pairing is Pairing.IMAGES
+    ),
+    "pairs of images, a run for each tap": _wgrad(lambda r: r.roles.image_pairs and len(r.x.packs[2].offsets) > 1),
+    "rows as they lie": _wgrad(lambda r: r.x.mode is Mode.ROWS and r.roles.pairs and not r.roles.image_pairs),
+    "rows as they lie, of y": _wgrad(lambda r: r.y.mode is Mode.ROWS and r.roles.pairs and not r.roles.image_pairs),
+    "rows as they lie, converted": _wgrad(lambda r: r.sides[0].mode is Mode.ROWS and not r.roles.pairs),
+    "rows as they lie, thinned": _wgrad(
+        lambda r: (
+            r.x.mode is Mode.ROWS and r.roles.pairs and r.x.packs[3].step > 2 and r.x.packs[3].offsets == (0, 1, 2)
+        )
+    ),
+    "rows as they lie, many runs": _wgrad(
+        lambda r: r.x.mode is Mode.ROWS and r.roles.pairs and len(r.x.packs[3].offsets) > 8
+    ),
+    "rows of y that follow each other": _wgrad(lambda r: len(r.y.starts[-1]) > 1 and r.y.mode is not Mode.IN_PLACE),
+    "every other pixel the first of a pair": _wgrad(lambda r: r.roles.pairs and r.x.join[1] > 1),
+    "weights in pairs, an odd width": _wgrad(lambda r: r.roles.pairs and r.boxes.sizes[-1] % 2 == 1),
+    "weights in boxes, the last one smaller": _wgrad(
+        lambda r: any(n % b for n, b in zip(r.boxes.sizes, r.boxes.box, strict=True))
+    ),
+    "parts of the rows": _wgrad(lambda r: r.parts.row_parts > 1),
+    "parts of the rows that overlap": _wgrad(
+        lambda r: r.parts.row_parts > 1 and r.roles.row_channels % r.parts.row_part != 0
+    ),
+    "parts of the lanes": _wgrad(lambda r: r.parts.lane_parts > 1),
+    "slices of the sum": _wgrad(lambda r: r.boxes.slices > 1),
+    "slices of the sum, in pairs": _wgrad(lambda r: r.boxes.slices > 1 and r.roles.pairs),
+    "weights with groups side by side": _wgrad(lambda r: r.roles.lane_groups is not None),
+    "weights with groups side by side, slices": _wgrad(
+        lambda r: r.roles.lane_groups is not None and r.boxes.slices > 1
+    ),
+    "runs of the band of x apart": _wgrad(lambda r: any(len(p.offsets) > 1 for p in r.x.packs)),
     "gather without a loop over channels": _gather(
         lambda g: g.cut.unrolled and not g.sums.pairs and g.layer.groups > 1
     ),
@@ -229,12 +260,16 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "gather by vectors of half the width, side by side": _gather(
         lambda g: _narrow(g) and g.tile.lane_groups is not None
     ),
-    "reduce by vectors of half the width": _reduce(lambda r: _narrow(r) and not r.pairs),
-    "reduce by vectors of half the width, in pairs": _reduce(lambda r: _narrow(r) and r.pairs),
-    "reduce by vectors of half the width, side by side": _reduce(lambda r: _narrow(r) and r.share is not None),
+    "weights by vectors of half the width": _wgrad(lambda r: _narrow(r) and not r.roles.pairs),
+    "weights by vectors of half the width, in pairs": _wgrad(lambda r: _narrow(r) and r.roles.pairs),
+    "weights by vectors of half the width, side by side": _wgrad(
+        lambda r: _narrow(r) and r.roles.lane_groups is not None
+    ),
     "channels on their own, vectors of half the width": _slide(_narrow),
     "rows of one channel, vectors of half the width": _plane(_narrow),
-    "a tile of taps that is not full": _reduce(lambda r: r.share is not None and len(r.taps) % r.tap_step != 0),
+    "a tile of taps that is not full": _wgrad(
+        lambda r: r.roles.lane_groups is not None and len(r.taps.weights) % r.parts.tap_step != 0
+    ),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
 from math import ceil, prod
@@ -15,14 +14,13 @@ import pytest
 
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans, spatial
-from convgrad.cpu.plan.bits import dots
 from convgrad.cpu.plan.cost import Boxes, Filling, Room
 from convgrad.cpu.plan.prefetch import lines
-from convgrad.cpu.plan.records import Declined, Made, Plane, Reduce, Slide
+from convgrad.cpu.plan.records import Declined, Made, Plan, Plane, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import LINE, Target
-from convgrad.cpu.wgrad.plan import _busy
+from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
 from marks import slow_but
@@ -133,7 +131,7 @@ def test_workspace_of_real_layers(path: Path) -> None:
                 assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.sizes}"
 
 
-def order(plan: Gather | Reduce | Slide | Plane) -> tuple[Any, ...]:
+def order(plan: Gather | WeightGradient | Slide | Plane) -> tuple[Any, ...]:
     """Everything that decides in which order products are added, and which products with zeros are among them."""
     if isinstance(plan, Plane):
         return plan.lanes, plan.kernel, plan.entries
@@ -143,7 +141,13 @@ def order(plan: Gather | Reduce | Slide | Plane) -> tuple[Any, ...]:
     if isinstance(plan, Gather):
         taps = [(s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for m in plan.cut.maps for s in m.segments]
         return plan.sums, plan.tile.lane_groups, plan.lanes, tuple(taps)
-    return plan.row_side, plan.box, plan.slices, plan.pairs, plan.share, plan.lanes, plan.reach
+    return plan.roles.row_side, plan.boxes, plan.roles.pairs, plan.roles.lane_groups, plan.lanes, plan.taps.ranges
+
+
+def slices(plan: Plan) -> int:
+    """Parts that a sum over pixels is cut into."""
+    assert isinstance(plan, Slide | WeightGradient)
+    return plan.slices if isinstance(plan, Slide) else plan.boxes.slices
 
 
 # Sums over pixels that are taken in parts: many pixels, few weights.
@@ -163,7 +167,7 @@ SUMMED = ["halves", "without halves", "native in small caches", "baseline"]
 def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
     rng = np.random.default_rng(2)
     sliced = [Problem.parse(text) for text in SLICED]
-    assert all(make_plan(p, TARGETS["native"], 2).slices > 1 for p in sliced)
+    assert all(slices(make_plan(p, TARGETS["native"], 2)) > 1 for p in sliced)
     for p in [*DRAWN, *(large(rng) for _ in range(50)), *sliced, OWNED]:
         plans = [make_plan(p, TARGETS[target], threads) for threads in (1, 5, 16, 100)]
         if isinstance(plans[0], Declined):
@@ -189,8 +193,8 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
             continue
         if isinstance(plan, Gather) and plan.tile.fold is not None:
             continue  # see test_gather_plan.py
-        if isinstance(plan, Reduce):  # pixels in the lanes: one tap, no padding
-            assert plan.reach == (tuple((0, n) for n in plan.sizes_y),)
+        if isinstance(plan, WeightGradient):  # pixels in the lanes: one tap, no padding
+            assert plan.taps.ranges.reach == (tuple((0, n) for n in plan.boxes.sizes),)
             continue
         forward = p.wanted == "y"
         inside = outputs = 1
@@ -220,7 +224,7 @@ def lane_groups(plan: Made | Declined) -> tuple[int, int] | None:
     """The channels of a group, if groups are side by side in the lanes."""
     if isinstance(plan, Gather):
         return plan.tile.lane_groups
-    return plan.share if isinstance(plan, Reduce) else None
+    return plan.roles.lane_groups if isinstance(plan, WeightGradient) else None
 
 
 def test_groups_side_by_side_are_whole_in_each_vector() -> None:
@@ -256,27 +260,10 @@ HALVED = replace(FULL, double_pumped=True)
 def test_single_vectors_have_higher_tiles_where_two_are_multiplied_at_a_time(text: str, full: int, halved: int) -> None:
     for target, most in ((FULL, full), (HALVED, halved)):
         plan = make_plan(Problem.parse(text + NXC), target, 2)
-        assert isinstance(plan, Gather | Reduce)
+        assert isinstance(plan, Gather | WeightGradient)
         assert plan.vectors == 1
         assert plan.lanes == 16
         assert plan.rows == most if most > 8 else plan.rows <= most
-
-
-@pytest.mark.parametrize(
-    ("text", "full"),
-    [
-        ("w f32 n8 g1 cx1024 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", False),
-        ("w f32 n8 g1 cx512 cy512 x14x14 w3x3 y7x7 s2x2 d1x1 p1x1", False),
-        ("w f32 n8 g1 cx512 cy512 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", True),
-        ("w f32 n8 g1 cx1040 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", True),
-    ],
-)
-def test_pixels_that_share_a_set_of_the_cache_are_packed(text: str, full: bool) -> None:
-    """If they lie a multiple of 4096 bytes apart, and products are quick."""
-    for target, in_place in ((FULL, full), (HALVED, True)):
-        plan = make_plan(Problem.parse(text + NXC), target, 2)
-        assert isinstance(plan, Reduce)
-        assert plan.in_place == in_place
 
 
 def test_what_a_stride_without_a_kernel_leaves_out_is_not_asked_for() -> None:
@@ -293,10 +280,11 @@ def test_what_a_stride_without_a_kernel_leaves_out_is_not_asked_for() -> None:
 def test_groups_of_half_a_vector_are_alone_where_that_makes_pairs(wanted: str, layout: str, alone: bool) -> None:
     sizes = "n4 g32 cx8 cy8 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
     plan = make_plan(Problem.parse(f"{wanted} bf16 {sizes}{layout}"), FULL, 2)
-    assert isinstance(plan, Gather | Reduce)
-    assert (lane_groups(plan) is None) == (plan.sums.pairs if isinstance(plan, Gather) else plan.pairs) == alone
+    assert isinstance(plan, Gather | WeightGradient)
+    pairs = plan.sums.pairs if isinstance(plan, Gather) else plan.roles.pairs
+    assert (lane_groups(plan) is None) == pairs == alone
     plan = make_plan(Problem.parse(f"{wanted} f32 {sizes}{layout}"), FULL, 2)
-    assert isinstance(plan, Gather | Reduce)
+    assert isinstance(plan, Gather | WeightGradient)
     assert lane_groups(plan) == (8, 8)
 
 
@@ -319,44 +307,8 @@ def test_a_channel_on_its_own_meets_each_tap_where_it_lies() -> None:
                     assert q + low + first + k * step == met(axis, p.wanted == "y", q, k)
 
 
-def test_every_product_of_a_weight_gradient_once() -> None:
-    for p in (p for p in DRAWN if p.wanted == "w"):
-        plan = make_plan(p, TARGETS["native"], 2)
-        if isinstance(plan, Slide):
-            continue
-        assert isinstance(plan, Reduce)
-        assert sum(prod(max(0, high - low) for low, high in ends) for ends in plan.reach) == p.n * p.taps
-
-
-@pytest.fixture
-def _soon() -> Iterator[None]:
-    """A test that does not end is a failure."""
-
-    def late(*_: object) -> None:
-        raise AssertionError("this takes too long")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(30)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarms")
-@pytest.mark.usefixtures("_soon")
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8, 17, 32, 33, 48, 64, 100, 128, 1024])
-def test_planning_ends(threads: int) -> None:
-    """Cutting rows into one more part does not always make the parts smaller."""
-    for crow in (7, 33, 100, 256, 500, 512, 1000):
-        for target in ("native", "vector of 3 in small caches"):
-            text = f"w f32 n8 g1 cx{crow} cy64 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"
-            plan = make_plan(Problem.parse(text), TARGETS[target], threads)
-            assert isinstance(plan, Reduce)
-            assert 1 <= plan.row_part <= plan.crow
-
-
-@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarms")
-@pytest.mark.usefixtures("_soon")
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("text", "threads"),
     [
@@ -381,21 +333,9 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         text = f"{wanted} f32 n1 g1 cx256 cy256 x{pixels} w1 y{pixels} s1 d1 p0 x@nxc y@nxc w@xio"
         plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
         assert not isinstance(plan, Declined)
-        box = plan.cut.maps[-1].box if isinstance(plan, Gather) else plan.box[-1]
+        box = plan.cut.maps[-1].box if isinstance(plan, Gather) else plan.boxes.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
-
-
-@pytest.mark.skipif("without halves" not in TARGETS or not dots(TARGETS["without halves"]), reason="needs bf16 pairs")
-@pytest.mark.parametrize("layout", ["", " x@nxc y@nxc w@xio"])
-def test_boxes_of_pairs_overlap_little(layout: str) -> None:
-    """So do those of a weight gradient, whose pixels of x are made pairs."""
-    sizes = "n1 g1 cx64 cy64 x256x256 w3x3 y256x256 s1x1 d1x1 p1x1"
-    plan = make_plan(Problem.parse(f"w bf16 {sizes}{layout}"), TARGETS["without halves"], 2)
-    assert isinstance(plan, Reduce)
-    assert plan.pairs
-    often = prod(plan.box_counts) * plan.x_entries / prod(p.size for p in plan.x_packs)
-    assert often < 2
 
 
 def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:
@@ -471,9 +411,9 @@ def test_pieces_of_a_row_begin_with_lines_of_memory(wanted: str, stride: int, dt
         assert plan.cut.maps[-1].boxes > 1
         assert plan.cut.region[-1] % line == 0
     else:
-        assert isinstance(plan, Reduce)
-        assert plan.box_counts[-1] > plan.slices == 1
-        assert plan.box[-1] % line == 0
+        assert isinstance(plan, WeightGradient)
+        assert plan.boxes.counts[-1] > plan.boxes.slices == 1
+        assert plan.boxes.box[-1] % line == 0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
@@ -481,29 +421,10 @@ def test_pieces_of_a_row_begin_with_lines_of_memory(wanted: str, stride: int, dt
 def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtype: str) -> None:
     text = f"{wanted} {dtype} n16 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc w@xio y@nxc"
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
-    assert isinstance(plan, Gather | Reduce)
-    if isinstance(plan, Gather):
-        steps = plan.sums.chunk // plan.sums.width
-    else:
-        steps = prod(plan.box) // (2 if plan.pairs else 1)
+    assert isinstance(plan, Gather | WeightGradient)
+    steps = plan.sums.chunk // plan.sums.width if isinstance(plan, Gather) else prod(plan.boxes.box) // plan.roles.width
     assert plan.prefetch is not None
     assert plan.prefetch.lines_per_call * plan.prefetch.steps_per_line <= steps
-
-
-@pytest.mark.parametrize(
-    ("width", "pixels", "channels", "in_place"),
-    [
-        *((64, "56x56", 100, True), (64, "64x64", 100, False), (64, "64x64", 40, True), (64, "56x56", 256, False)),
-        *((32, "56x56", 100, False), (32, "56x56", 40, False), (32, "56x56", 8, True)),
-    ],
-)
-def test_few_channels_are_read_where_they_lie(width: int, pixels: str, channels: int, in_place: bool) -> None:
-    """Fewer where vectors are shorter than lines of memory, or lines share a set of the first-level cache."""
-    machine = Target("made up", "x86_64-unknown-linux-gnu", "x86-64", "", width, 32)
-    text = f"x f32 n4 g1 cx{channels} cy64 x{pixels} w1x1 y{pixels} s1x1 d1x1 p0x0"
-    plan = make_plan(Problem.parse(text), machine, 2)
-    assert isinstance(plan, Reduce)
-    assert plan.lanes_in_place == in_place
 
 
 def test_small_problems_are_planned_for_one_thread() -> None:
@@ -515,21 +436,9 @@ def test_small_problems_are_planned_for_one_thread() -> None:
 def test_small_caches_try_everything() -> None:
     """What only large problems do on a real machine is done by many of the small ones on a made-up one."""
     plans = [make_plan(p, TARGETS["native in small caches"], 2) for p in DRAWN]
-    assert sum(isinstance(plan, Gather | Reduce) and plan.prefetch is not None for plan in plans) > len(plans) // 4
+    assert (
+        sum(isinstance(plan, Gather | WeightGradient) and plan.prefetch is not None for plan in plans) > len(plans) // 4
+    )
     if TARGETS["native"].triple.startswith("x86_64"):
         gathers = [plan for plan in plans if isinstance(plan, Gather)]
         assert sum(plan.output.stream for plan in gathers) > len(gathers) // 4
-
-
-def test_tasks_of_a_weight_gradient_are_balanced():
-    machine = Target("avx512", "x86_64-unknown-linux-gnu", "x86-64", "+avx512f", 64, 32)
-    # Four blocks of lanes, the last one half: two parts of them are unequal, and four such tasks leave threads idle.
-    problem = Problem.parse("w f32 n8 g1 cx96 cy224 x28x28 w2x2 y29x29 s1x1 d1x1 p1x1 x@nxc y@nxc")
-    made = make_plan(problem, machine, 4)
-    assert isinstance(made, Reduce)
-    assert all(_busy(ceil(96 / made.row_part), 224, 64 * made.lane_part, made.slices, team) > 0.95 for team in (2, 4))
-    assert _busy(2, 224, 128, 1, 4) == 0.875
-    assert _busy(3, 64, 64, 1, 2) == 0.75  # 3 tasks on 2 threads
-    assert _busy(2, 128, 64, 1, 4) == 1.0
-    assert _busy(3, 192, 128, 1, 4) == 0.75  # 1, ½, 1, ½, 1, ½, taken from both ends, end after 1½
-    assert _busy(4, 224, 64, 1, 4) == 0.875  # in order 1, in which threads do not take them

@@ -15,9 +15,10 @@ from convgrad import ConvgradError
 from convgrad.cpu import kernel, target
 from convgrad.cpu.compile import jit
 from convgrad.cpu.gather.records import Gather
-from convgrad.cpu.plan.records import Plane, Reduce, Slide
+from convgrad.cpu.plan.records import Plane, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
+from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.problem import Problem
 
 from . import machines
@@ -66,7 +67,7 @@ def test_code_for_other_machines(name: str, wanted: str, dtype: str) -> None:
     plan = make_plan(
         Problem.parse(f"{wanted} {dtype} n2 g1 cx{cx} cy{cy} x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {layout}"), machine, 2
     )
-    assert isinstance(plan, Gather | Reduce)
+    assert isinstance(plan, Gather | WeightGradient)
     text = jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
     assert re.search(products[dtype == "f64"], text)
     assert never not in text
@@ -89,8 +90,8 @@ def test_groups_side_by_side_on_other_machines(name: str) -> None:
     machine, _, never = MACHINES[name]
     for wanted in "xw":
         plan = make_plan(Problem.parse(f"{wanted} f32 n2 g24 cx1 cy1 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1"), machine, 2)
-        assert isinstance(plan, Gather | Reduce)
-        assert (plan.tile.lane_groups if isinstance(plan, Gather) else plan.share) == (1, 1)
+        assert isinstance(plan, Gather | WeightGradient)
+        assert (plan.tile.lane_groups if isinstance(plan, Gather) else plan.roles.lane_groups) == (1, 1)
         assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
         plan = make_plan(
             Problem.parse(f"{wanted} f32 n2 g26 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc"), machine, 2

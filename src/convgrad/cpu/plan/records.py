@@ -2,10 +2,7 @@
 
 `Gather` computes y and x: see gather/records.py.
 
-`Reduce` computes w. Each weight sums over all pixels:
-    w[tap][cx][cy] = Σ_o x[o*stride + offset(tap)][cx] · y[o][cy]
-A register tile of rows (one side's channels) and lanes (the other side's) runs over the pixels of one packed box after
-another, always in the same order, so the sum has a fixed shape. A 1x1 convolution is such a sum too, over channels.
+The weight gradient is in wgrad/records.py.
 
 `Slide` computes depthwise layers whose channels lie together, all three: see slide.py. `Plane` computes y and x of
 those whose pixels lie together along rows: see plane.py.
@@ -17,11 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ...dtypes import DTYPES
 from ...spec.problem import Ints
-from .prefetch import Prefetch
-
-MUCH = 1 << 16  # bytes of a tile's sums
 
 
 def up(value: int, step: int) -> int:
@@ -193,248 +186,6 @@ class Nest:
         return self.shared + self.threads * self.own_bytes
 
 
-class Packing(NamedTuple):
-    """How one side of a weight gradient is packed: along four axes, pixels lying together along the last of them."""
-
-    axes: tuple[Packed, ...]
-    starts: tuple[tuple[tuple[int, int], ...], ...]  # where each starts: the axes of a box that count, and how much
-    twin: int | None  # elements from a pixel to that of the other image, if pairs are of two
-
-
-@dataclass(frozen=True)
-class Reduce(Nest):
-    """The plan for w. See the module's text for the loop nest."""
-
-    nest = "reduce"
-
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int  # accumulators down the tile: channels of the row side, or taps times channels when groups share lanes
-    vectors: int
-    groups: int
-    row_side: str  # whose channels are the rows of the tile: "x" or "y"
-    crow: int  # channels on the rows, in a group
-    clane: int  # channels in the lanes, in a group
-    share: tuple[int, int] | None  # groups side by side in the lanes: (channels of x, channels of y) of one
-    pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
-    twins: bool  # those of a pair are of two images, the last axis, and rows lie along the last but one
-    x_join: tuple[int, int]  # pixels between those of a pair made in the band of x, and between the first of each
-    y_join: tuple[int, int]
-    sizes_y: Ints  # pixels of y along each axis
-    box: Ints
-    x_packs: tuple[Packed, ...]
-    x_pitch: int  # elements between pixels in the band of x, or between channels if it is strung
-    x_low: Ints
-    x_in_stride: Ints
-    x_walk: Ints  # elements between the x of neighbouring o, along each axis
-    y_packs: tuple[Packed, ...]
-    y_pitch: int
-    y_walk: Ints
-    in_place: bool  # the row side is read where it lies
-    lanes_in_place: bool  # so is the lane side
-    strung: bool  # the row side is packed channel by channel, as it lies: neighbouring pixels are pairs already
-    row_part: int  # row channels of one task
-    lane_part: int  # blocks of lanes of one task
-    x_channel: Ints
-    y_channel: Ints
-    w_strides: Ints  # strides of (group, row, lane)
-    taps: Ints  # offset in w of each kernel element
-    entries: Ints  # elements into the band of x, of each
-    tap_ranges: TapRanges
-    slices: int  # the sum over boxes is cut into so many parts, added in order
-    operands: tuple[str, str, str]  # the tensors that are x, y and w here
-    stream: bool  # results are written past the caches
-    prefetch: Prefetch | None  # the next box, of x and of y
-    accumulate: bool
-    converts_f16: bool
-
-    @property
-    def reach(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Of each tap, per axis: the range of o for which it lies inside x."""
-        return self.tap_ranges.reach
-
-    @property
-    def mends(self) -> bool:
-        """Whether tiles run over padding too, so that sums may have to be mended."""
-        whole = tuple((0, n) for n in self.sizes_y)
-        return self.share is not None and any(ends != whole for ends in self.reach)
-
-    @property
-    def lane_blocks(self) -> int:
-        """Blocks of lanes in a group."""
-        return ceil(self.clane / self.block)
-
-    @property
-    def tail(self) -> int:
-        """Vectors of the last block, if they are fewer; 0 if it is a block as the others."""
-        return _tail(self.clane, self.lanes, self.vectors) if self.share is None else 0
-
-    @property
-    def row_parts(self) -> int:
-        """Parts that the row channels are cut into."""
-        return ceil(self.crow / self.row_part)
-
-    @property
-    def lane_parts(self) -> int:
-        """Parts that the blocks of lanes are cut into."""
-        return ceil(self.lane_blocks / self.lane_part)
-
-    @property
-    def direct(self) -> bool:
-        """Whether tiles write whole sums themselves: one tap, vectors that lie together, boxes one after another."""
-        return 1 == self.slices == len(self.taps) == self.w_strides[2] and not (self.share or self.accumulate)
-
-    @property
-    def asks_for_results(self) -> bool:
-        """Whether the memory of a tile's sums is asked for before they are written: it is not written past the caches,
-        and not so much that it would drive out what is needed before.
-        """
-        size = self.rows * self.block * len(self.taps) * DTYPES[self.out_dtype].size
-        return self.prefetch is not None and not self.stream and size <= MUCH
-
-    def lies(self, side: str) -> bool:
-        """Whether a side is read where it lies."""
-        return self.in_place if side == self.row_side else self.lanes_in_place
-
-    def strings(self, side: str) -> bool:
-        """Whether a side is packed channel by channel."""
-        return self.strung and side == self.row_side
-
-    @property
-    def row_unit(self) -> str:
-        """The type of what lies between the elements of the row side, where the tile reads them."""
-        return "i16" if self.pairs and (self.in_place or self.strung) else self.sum
-
-    @property
-    def row_step(self) -> int:
-        """Elements between the channels of the row side, where the tile reads them."""
-        of_x = self.row_side == "x"
-        if self.strung:
-            return self.x_pitch if of_x else self.y_pitch
-        return (self.x_channel if of_x else self.y_channel)[1] if self.in_place else 1
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        return self.groups * self.row_parts * self.lane_parts * self.slices
-
-    @property
-    def box_counts(self) -> Ints:
-        """Boxes along each axis."""
-        return tuple(ceil(n / b) for n, b in zip(self.sizes_y, self.box, strict=True))
-
-    @property
-    def tap_step(self) -> int:
-        """Taps that one tile serves."""
-        return self.rows // self.share[0] if self.share else 1
-
-    @property
-    def tiles(self) -> int:
-        """Register tiles for one block of lanes: along the row channels, or along the taps when groups share lanes."""
-        if self.share:
-            return ceil(len(self.taps) / self.tap_step)
-        return ceil(self.row_part / self.rows)
-
-    @property
-    def slab(self) -> int:
-        """Elements of the sums of one task."""
-        return self.lane_part * self.tiles * (1 if self.share else len(self.taps)) * self.rows * self.block
-
-    @property
-    def x_entries(self) -> int:
-        """Pixels in the band of x."""
-        return prod(p.extent for p in self.x_packs)
-
-    @property
-    def y_entries(self) -> int:
-        """Pixels in the band of y."""
-        return prod(p.extent for p in self.y_packs)
-
-    @property
-    def x_steps(self) -> int:
-        """Entries in the band of x: pixels, or pairs of them."""
-        return self.x_entries // self.x_join[1]
-
-    @property
-    def y_steps(self) -> int:
-        """Entries in the band of y: pixels, or pairs of them."""
-        return self.y_entries // self.y_join[1]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
-        line = 16
-        # Sums are read in squares of vectors, which may reach beyond the last tap. Of the bands whole vectors are
-        # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
-        beyond = self.lanes * self.rows * self.block
-        return {
-            "sums": up(self.slab * self.tasks + beyond if self.slices > 1 else 0, line),
-            ".x": up(self._band("x"), line),
-            ".y": up(self._band("y"), line),
-            ".slab": up(self.slab + beyond if self.slices == 1 else 0, line),
-            ".x_raw": up(self._raw("x"), line),
-            ".y_raw": up(self._raw("y"), line),
-            ".lines": up(_table(self.prefetch, self.sum), line),
-        }
-
-    def packing(self, side: str) -> Packing:
-        """How a side is packed."""
-        packs = self.x_packs if side == "x" else self.y_packs
-        columns = 2 if self.twins else 3
-        before, row = packs[:columns], packs[columns]
-        starts = [((i, 1),) for i in range(columns)]
-        along: tuple[tuple[int, int], ...] = ((columns, 1),)
-        # Rows of y that follow each other, and are packed whole, are one; between those of x there is padding.
-        rows = before[-1]
-        if side == "y" and rows.count > 1 and row.count == row.size and rows.stride == row.size * row.stride:
-            along = ((columns - 1, row.size), *along)
-            row = Packed(rows.size * row.size, row.stride, rows.count * row.count)
-            before, starts = before[:-1], starts[:-1]
-        missing = 3 - len(before)
-        axes = (*before, *[Packed(1, 0, 1)] * missing, row)
-        return Packing(axes, (*starts, *[()] * missing, along), packs[3].stride if self.twins else None)
-
-    def _band(self, side: str) -> int:
-        """Elements of the band of a side, and room beyond it."""
-        steps, pitch = (self.x_steps, self.x_pitch) if side == "x" else (self.y_steps, self.y_pitch)
-        if self.strings(side):
-            return ceil((self.row_part * pitch + 2 * self.lanes) / (2 if self.pairs else 1))
-        parts = 1 if side == self.row_side and not self.share else self.lane_part
-        return (0 if self.lies(side) else steps * pitch * parts) + self.lanes * pitch
-
-    @property
-    def ragged(self) -> bool:
-        """Whether a pair of pixels may hold one that is not met: a zero beside data, which makes NaN of an infinity."""
-        return self.pairs and any(end % 2 for ends in self.reach for end in ends[3])
-
-    def joining(self, side: str) -> str:
-        """How the pixels of a side become pairs: "" if they do not, or lie so already; "twins" if they are of two
-        images; "channels" if channels lie together, "pixels" if pairs do; else "copy", by way of a copy.
-        """
-        if not self.pairs or self.lies(side) or self.strings(side):
-            return ""
-        packs, channel, join = (self.x_packs, self.x_channel, self.x_join) if side == "x" else (
-            self.y_packs, self.y_channel, self.y_join
-        )  # fmt: skip
-        last = packs[-1]
-        if self.twins:
-            return "twins"
-        if len(last.offsets) > 1:
-            return "copy"
-        if channel[1] == 1:
-            return "channels"
-        low = self.x_low[-1] if side == "x" else 0
-        return "pixels" if join == (1, 2) and last.stride == last.step == 1 and low == last.offsets[0] == 0 else "copy"
-
-    def _raw(self, side: str) -> int:
-        """Elements for pixels as they come, before they are paired."""
-        x, y = (self.x_entries, self.x_pitch, self.x_join), (self.y_entries, self.y_pitch, self.y_join)
-        entries, pitch, (apart, _) = x if side == "x" else y
-        return ceil((entries + 2 * self.lanes + apart) * pitch / 2) if self.joining(side) == "copy" else 0
-
-
 @dataclass(frozen=True)
 class Slide(Nest):
     """The plan for depthwise layers whose channels lie together. See slide.py for the loop nests.
@@ -564,15 +315,6 @@ def pitch(channels: int, lanes: int) -> int:
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
-
-
-def _tail(channels: int, lanes: int, vectors: int) -> int:
-    return ceil(channels / lanes) % vectors
-
-
-def _table(prefetch: Prefetch | None, sum_: str) -> int:
-    """Elements that the offsets of lines take."""
-    return 0 if prefetch is None else prefetch.size * (2 if sum_ == "float" else 1)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:

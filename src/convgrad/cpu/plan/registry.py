@@ -32,7 +32,7 @@ class Algorithm(NamedTuple):
 ALGORITHMS = (
     Algorithm("direct", "plane", "depthwise.pixels_plan", "depthwise.pixels_kernel"),
     Algorithm("direct", "slide", "depthwise.channels_plan", "depthwise.channels_kernel"),
-    Algorithm("direct", "reduce", "wgrad.plan", "wgrad.kernel"),
+    Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
 """In the order in which they are asked; the last one serves every problem."""

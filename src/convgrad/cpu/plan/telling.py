@@ -11,7 +11,8 @@ from typing import Any
 from ..gather.records import Gather, TaskOrder
 from ..pack.weights import PackWeights
 from ..target import Target
-from .records import Made, Plane, Reduce, Slide, up
+from ..wgrad.records import WeightGradient
+from .records import Made, Plane, Slide, up
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -31,8 +32,8 @@ def tell(plan: Made, names: Names) -> Telling:
     """A plan in words, with the names of the tensors."""
     if isinstance(plan, Gather):
         return _gather(plan, names)
-    if isinstance(plan, Reduce):
-        return _reduce(plan, names)
+    if isinstance(plan, WeightGradient):
+        return _weight_gradient(plan, names)
     if isinstance(plan, Slide):
         return _slide(plan, names)
     assert isinstance(plan, Plane)
@@ -60,22 +61,23 @@ def _gather(plan: Gather, names: Names) -> Telling:
     return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
 
 
-def _reduce(plan: Reduce, names: Names) -> Telling:
-    x, y, w = (names[role] for role in plan.operands)
-    rows, lanes = (x, y) if plan.row_side == "x" else (y, x)
-    if plan.operands == ("x", "y", "w"):
+def _weight_gradient(plan: WeightGradient, names: Names) -> Telling:
+    roles, tensors = plan.roles, plan.tensors.names
+    x, y, w = (names[role] for role in tensors)
+    rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
+    if tensors == ("x", "y", "w"):
         how = f"each weight of {w} sums its products over all pixels of {x} and {y}"
         columns = f"{plan.block} channels of {lanes}"
-        down = f"{plan.rows} taps and channels" if plan.share else f"{plan.rows} channels"
+        down = f"{plan.rows} taps and channels" if roles.lane_groups else f"{plan.rows} channels"
         tile = f"{down} of {rows} x {columns}"
     else:
         how = f"with a 1x1 kernel, {w} is one sum over channels for each pixel: a product of matrices"
         tile = f"{plan.rows} channels x {plan.block} pixels of {lanes}"
     tile += f": {_sums(plan.rows * plan.vectors, plan.lanes)}"
     tasks = f"{_tasks(plan)}, each a part of {w}"
-    if plan.slices > 1:
-        tasks += f" over one of {plan.slices} parts of the pixels"
-    return Telling(plan.nest, how, tile, plan.clane / up(plan.clane, plan.lanes), tasks)
+    if plan.boxes.slices > 1:
+        tasks += f" over one of {plan.boxes.slices} parts of the pixels"
+    return Telling(plan.nest, how, tile, roles.lane_channels / up(roles.lane_channels, plan.lanes), tasks)
 
 
 def _slide(plan: Slide, names: Names) -> Telling:
@@ -124,17 +126,52 @@ WORDS = {
     "Tile.last_vectors": "vectors in a row for the last block, if fewer; else 0",
     "Tile.most_rows": "rows that a tile may have",
     "Tile.target": "the machine, perhaps with vectors of half the width",
+    "Boxes.box": "pixels that are packed and summed at a time, along each axis",
+    "Boxes.sizes": "pixels of y, along each axis",
+    "Boxes.slices": "parts that the sum is cut into, added in order",
+    "Output.direct": "tiles write whole sums themselves",
+    "Output.prefetch": "the memory of results is prefetched",
+    "Output.strides": "elements between groups, rows and lanes of the result",
+    "Output.writing": "how sums are written",
+    "Parts.lane_part": "blocks of lanes in a task",
+    "Parts.lane_parts": "parts of the blocks of lanes",
+    "Parts.row_part": "channels in the rows, in a task",
+    "Parts.row_parts": "parts of the channels in the rows",
+    "Parts.saves_copies": "cut so that less is packed more than once",
+    "Parts.tap_step": "taps in a tile",
+    "Parts.tiles": "tiles for a block of lanes",
+    "Roles.image_pairs": "pairs are of two images",
+    "Roles.lane_channels": "channels in the lanes, in a group",
+    "Roles.lane_groups": "channels in and out of a group, if groups share a vector",
+    "Roles.most_rows": "rows that a tile may have",
+    "Roles.row_channels": "channels in the rows, in a group",
+    "Roles.row_side": "whose channels are in the rows",
+    "Side.at_once": "channels packed at a time",
+    "Side.by_block": "packed for each block of lanes",
+    "Side.channel": "elements between groups, and between channels",
+    "Side.channels": "channels in a group",
+    "Side.in_stride": "coordinates between neighbouring y, along each axis",
+    "Side.join": "pixels between those of a pair, and between pairs",
+    "Side.low": "coordinate of the first packed pixel, along each axis",
+    "Side.mode": "how tiles read it",
+    "Side.name": "its name in the sum",
+    "Side.pack": "how a box is packed",
+    "Side.packs": "how each axis is packed",
+    "Side.pitch": "elements between packed pixels, or between channels of packed rows",
+    "Side.starts": "where each packed axis starts",
+    "Side.steps": "elements between what neighbouring y read, along each axis",
+    "Taps.entries": "where taps lie in the packed input",
+    "Taps.ranges": "where each tap lies inside x",
+    "Taps.weights": "where each kernel element lies in the weights",
+    "Tensors.names": "the tensors that play x, y and w",
     "accumulate": "results are added to what is there",
     "band": "positions along the third axis, in a task",
     "bias": "elements between bias values; None: no bias",
-    "box": "pixels of a box, along each axis",
     "channels": "channels, each on its own",
     "chunk": "channels summed in one go",
     "cin": "channels summed over, in a group",
-    "clane": "channels in the lanes, in a group",
     "converts_f16": "the machine converts f16",
     "cout": "channels computed, in a group (neighbours side by side count)",
-    "crow": "channels in the rows, in a group",
     "dtype": "type of the inputs",
     "each": "images of a channel, in a task",
     "entries": "where taps lie in the packed input",
@@ -147,12 +184,9 @@ WORDS = {
     "in_sizes": "size of the input, along each axis",
     "in_steps": "elements between neighbours of the input, along each axis",
     "kernel": "size of the kernel, along each axis",
-    "lane_part": "blocks of lanes in a task",
     "lanes": "numbers in a vector",
-    "lanes_in_place": "what is in the lanes is read where it lies",
     "low": "coordinate of the first packed input, along each axis",
     "maps": "how results walk over the input, along each axis",
-    "operands": "the tensors that play x, y and w",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
     "out_plane": "elements between images, and between channels, of the result",
@@ -163,22 +197,16 @@ WORDS = {
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
-    "row_part": "channels in the rows, in a task",
-    "row_side": "whose channels are in the rows",
     "rows": "rows of a register tile",
-    "share": "channels in and out of a group, if groups share a vector",
-    "sizes_y": "pixels, along each axis",
     "slices": "parts that the sum is cut into, added in order",
     "spans": "packed input beyond the results, along each axis",
     "staged": "results wait in a buffer before they are written",
     "stream": "results are written past the caches",
-    "strung": "what is in the rows is packed channel by channel",
     "sum": "type of the sums",
     "tap_ranges": "where each tap lies inside x",
     "tap_table": "taps of each phase, and where their input is packed",
     "taps": "where each kernel element lies in the weights",
     "threads": "threads that take part",
-    "twins": "pairs are of two images",
     "unrolled": "the sum over channels is written out, without a loop",
     "vectors": "vectors in a row of a tile",
     "w_step": "elements between channels of the weights",
@@ -187,18 +215,6 @@ WORDS = {
     "weights": "how weights are packed",
     "weights_step": "bytes between the weights that boxes prefetch; 0: none",
     "why": "reasons",
-    "x_channel": "elements between groups, and between channels, of x",
-    "x_in_stride": "coordinates of x between neighbouring y, along each axis",
-    "x_join": "pixels of x between those of a pair, and between pairs",
-    "x_low": "coordinate of the first packed x, along each axis",
-    "x_packs": "how each axis of x is packed",
-    "x_pitch": "elements between pixels of the packed x",
-    "x_walk": "packed x between neighbouring y, along each axis",
-    "y_channel": "elements between groups, and between channels, of y",
-    "y_join": "pixels of y between those of a pair, and between pairs",
-    "y_packs": "how each axis of y is packed",
-    "y_pitch": "elements between pixels of the packed y",
-    "y_walk": "packed y between neighbours, along each axis",
 }
 """What the fields of plans are, for a stranger."""
 
@@ -210,7 +226,7 @@ BUFFERS = {
     "pixels": "where pixels are read and written",
     "lines": "memory to prefetch",
     "sums": "sums of all tasks",
-    "slab": "sums of a task",
+    "accumulators": "sums of a task",
     "x": "packed x",
     "y": "packed y",
     "x_raw": "pixels of x before they are paired",
