@@ -13,6 +13,7 @@ import numpy as np
 
 from convgrad.cpu import kernel
 from convgrad.cpu.gather.records import Gather
+from convgrad.cpu.plan.workspace import Buffer
 from convgrad.cpu.wgrad.records import WeightGradient
 
 PAGE = mmap.PAGESIZE
@@ -101,30 +102,32 @@ GAP = 1024  # elements between two buffers of a workspace, in plans with gaps
 @contextmanager
 def gaps_between_buffers() -> Iterator[None]:
     """Plans keep the buffers of their workspace apart, so that a write beyond one can be seen by `check_gaps`."""
-    plain = {kind: kind.sizes for kind in (Gather, WeightGradient)}
+    plain = {kind: kind.buffers for kind in (Gather, WeightGradient)}
 
     def spread(kind: type) -> property:
-        def sizes(self: Gather | WeightGradient) -> dict[str, int]:
-            return {k: v for name, size in plain[kind].fget(self).items() for k, v in ((name, size), (name + "~", GAP))}
+        def buffers(self: Gather | WeightGradient) -> tuple[Buffer, ...]:
+            return tuple(b for buffer in plain[kind].fget(self) for b in (buffer, Buffer("~", GAP, buffer.per_thread)))
 
-        return property(sizes)
+        return property(buffers)
 
     for kind in plain:
-        kind.sizes = spread(kind)  # type: ignore[assignment]
+        kind.buffers = spread(kind)  # type: ignore[assignment]
     try:
         yield
     finally:
-        for kind, sizes in plain.items():
-            kind.sizes = sizes  # type: ignore[assignment]
+        for kind, buffers in plain.items():
+            kind.buffers = buffers  # type: ignore[assignment]
 
 
 def check_gaps(plan: Gather | WeightGradient, space: Workspace) -> None:
     """Nothing may have been written between the buffers."""
     item = 4 if plan.sum == "float" else 8
     at = 0
-    shared = [(k, v) for k, v in plan.sizes.items() if not k.startswith(".")]
-    own = [(k, v) for k, v in plan.sizes.items() if k.startswith(".")]
-    for name, size in shared + own * plan.threads:
-        if name.endswith("~") and not (space.memory.bytes[at : at + size * item] == 0xFF).all():
-            raise AssertionError(f"written beyond the buffer {name[:-1]!r} of the workspace")
+    shared = [buffer for buffer in plan.buffers if not buffer.per_thread]
+    own = [buffer for buffer in plan.buffers if buffer.per_thread]
+    before = ""
+    for name, size, _ in shared + own * plan.threads:
+        if name == "~" and not (space.memory.bytes[at : at + size * item] == 0xFF).all():
+            raise AssertionError(f"written beyond the buffer {before!r} of the workspace")
+        before = name
         at += size * item

@@ -79,7 +79,7 @@ def check_workspace(p: Problem, target: Target, threads: int) -> None:
     if not isinstance(plan, Declined):
         largest = plan.item * max(p.size(role) for role in ("x", "w", "y"))
         bound = 4 * largest + 64 * MIB + 6 * MIB * plan.threads
-        assert plan.workspace <= bound, f"{p} on {threads} threads: {plan.sizes}"
+        assert plan.workspace <= bound, f"{p} on {threads} threads: {plan.buffers}"
         assert plan.threads <= min(threads, plan.tasks)
 
 
@@ -128,7 +128,7 @@ def test_workspace_of_real_layers(path: Path) -> None:
                 plan = make_plan(p, target, 2)
                 assert not isinstance(plan, Declined), f"{p}: {plan}"
                 largest = 4 * max(p.size(role) for role in ("x", "w", "y"))
-                assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.sizes}"
+                assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.buffers}"
 
 
 def order(plan: Gather | WeightGradient | Slide | Plane) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..emit.frame import Frame, buffers, items
+from ..emit.frame import Frame, items
 from ..emit.prefetch import slice_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
@@ -30,7 +30,7 @@ def write(plan: Gather) -> str:
         raise ValueError("folded results must be in one block of channels")
     m = Module()
     functions = _functions(m, plan)
-    kernel = _Kernel(plan, functions, Frame(m, buffers(plan.sizes), plan.sum))
+    kernel = _Kernel(plan, functions, Frame(m, plan.buffers, plan.sum))
     if plan.prefetch is not None:
         kernel.frame.list_lines(plan.prefetch)
     if plan.task.order is TaskOrder.CHANNEL:

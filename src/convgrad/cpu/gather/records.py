@@ -19,7 +19,8 @@ from ...spec.problem import Ints
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
-from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces, up
+from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces
+from ..plan.workspace import Buffer, own, shared
 from ..target import Target
 
 
@@ -312,18 +313,17 @@ class Gather(Nest):
         return self.shared + alone * self.item * self.layer.groups * self.group_weights
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
-        own = "" if self.task.weights is WeightPacking.TEAM else "."
-        sizes = {
-            f"{own}weights": self._weights,
-            f"{own}bias": self._bias,
-            ".packed": self._packed,
-            ".staging": self._staging,
-            ".pixels": (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item),
-            ".lines": 0 if self.prefetch is None else self.prefetch.size * (8 // self.item),
-        }
-        return {name: up(size, 16) for name, size in sizes.items()}
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
+        packs = shared if self.task.weights is WeightPacking.TEAM else own
+        return (
+            packs("weights", self._weights),
+            packs("bias", self._bias),
+            own("packed", self._packed),
+            own("staging", self._staging),
+            own("pixels", (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item)),
+            own("lines", 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)),
+        )
 
     @property
     def _weights(self) -> int:

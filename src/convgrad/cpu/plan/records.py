@@ -15,6 +15,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...spec.problem import Ints
+from .workspace import Buffer, elements, own, shared
 
 
 def up(value: int, step: int) -> int:
@@ -117,7 +118,7 @@ def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
 
 @dataclass(frozen=True)
 class Nest:
-    """What all plans have: sums of a type, and buffers of so many elements, those of a thread marked by a dot."""
+    """What all plans have: sums of a type, and buffers."""
 
     nest: ClassVar[str]
     threads: int = field(kw_only=True)
@@ -161,6 +162,11 @@ class Nest:
         raise NotImplementedError
 
     @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
+        return tuple((own if name[0] == "." else shared)(name.lstrip("."), size) for name, size in self.sizes.items())
+
+    @property
     def item(self) -> int:
         """Bytes of an accumulator."""
         return 4 if self.sum == "float" else 8
@@ -168,7 +174,7 @@ class Nest:
     @property
     def shared(self) -> int:
         """Bytes of the buffers that threads share."""
-        return self.item * sum(v for k, v in self.sizes.items() if not k.startswith("."))
+        return self.item * elements(self.buffers, per_thread=False)
 
     @property
     def at_once(self) -> int:
@@ -178,7 +184,7 @@ class Nest:
     @property
     def own_bytes(self) -> int:
         """Bytes of the buffers that each thread has of its own."""
-        return self.item * sum(v for k, v in self.sizes.items() if k.startswith("."))
+        return self.item * elements(self.buffers, per_thread=True)
 
     @property
     def workspace(self) -> int:

@@ -255,10 +255,9 @@ def leaves(plan: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
 def details(plan: Made) -> list[tuple[str, str, str]]:
     """Every field of a plan but the reasons, for a person: name, value, what it is. Tables are counted."""
     told = [(name, _short(value), WORDS.get(key, "")) for name, key, value in leaves(plan) if name != "why"]
-    for name, count in plan.sizes.items():
+    for name, count, per_thread in plan.buffers:
         if count:
-            each = ", in each thread" if name.startswith(".") else ""
-            name = name.lstrip(".")
+            each = ", in each thread" if per_thread else ""
             told.append((f"buffer {name}", f"{count * plan.item:,} bytes", f"{BUFFERS.get(name, name)}{each}"))
     return told
 

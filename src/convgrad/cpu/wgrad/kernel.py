@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..emit.frame import Frame, buffers
+from ..emit.frame import Frame
 from ..emit.prefetch import slice_of
 from ..ir.builder import Function, Module, Value
 from ..ir.vectors import size_of
@@ -63,7 +63,7 @@ def write(plan: WeightGradient) -> str:
     tail = tile(m, "tile_tail", plan, plan.tail) if plan.tail else None
     writer = write_sums(m, plan, weights)
 
-    frame = Frame(m, buffers(plan.sizes), plan.sum)
+    frame = Frame(m, plan.buffers, plan.sum)
     tensors = {name: frame.tensors[role] for name, role in zip("xyw", plan.tensors.names, strict=True)}
     k = _Kernel(plan, frame, tensors, packer, body, tail, writer, entries, ranges)
     if plan.prefetch is not None:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ...spec.problem import Ints
 from ..pack.box import PackBox, Pairing
 from ..plan.prefetch import Prefetch
-from ..plan.records import LaneGroups, Nest, Packed, TapRanges, up
+from ..plan.records import LaneGroups, Nest, Packed, TapRanges
+from ..plan.workspace import Buffer, own, shared
 
 
 class Mode(Enum):
@@ -279,23 +280,22 @@ class WeightGradient(Nest):
         return "i16" if self.roles.pairs and self.sides[0].mode is not Mode.VECTORS else self.sum
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer: first what threads share, then what each has of its own (marked by a dot)."""
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
         # Sums are read in squares of vectors, which may reach beyond the last tap. Of packed sides whole vectors are
         # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
         beyond = self.lanes * self.rows * self.block
         several = self.boxes.slices > 1
         entries = 0 if self.prefetch is None else self.prefetch.size * (2 if self.sum == "float" else 1)
-        sizes = {
-            "sums": self.task_sums * self.tasks + beyond if several else 0,
-            ".x": self._packed(self.x),
-            ".y": self._packed(self.y),
-            ".accumulators": 0 if several else self.task_sums + beyond,
-            ".x_raw": self._raw(self.x),
-            ".y_raw": self._raw(self.y),
-            ".lines": entries,
-        }
-        return {name: up(size, 16) for name, size in sizes.items()}
+        return (
+            shared("sums", self.task_sums * self.tasks + beyond if several else 0),
+            own("x", self._packed(self.x)),
+            own("y", self._packed(self.y)),
+            own("accumulators", 0 if several else self.task_sums + beyond),
+            own("x_raw", self._raw(self.x)),
+            own("y_raw", self._raw(self.y)),
+            own("lines", entries),
+        )
 
     def _packed(self, side: Side) -> int:
         """Elements of a packed side, and room beyond it."""
