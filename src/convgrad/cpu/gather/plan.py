@@ -55,13 +55,13 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     output = write_results(layer, tile, sums, streams(p, tile.target))
     cut = cut_pixels(layer, tile, sums, source, output, threads)
     task = cut_tasks(layer, tile, sums, source, cut, threads)
-    weights = pack_weights(layer, tile, sums)
+    weights = choose_weight_packer(layer, tile, sums)
     prefetch: Prefetch | None = None
     weights_step = 0
     if p.bytes > target.l2:
         prefetch, weights_step = prefetch_next(layer, tile, sums, output, cut, task)
     made = Gather(layer, tile, sums, source, output, cut, task, weights, prefetch, weights_step, threads=threads)
-    return replace(made, why=tuple(reasons(made)))
+    return replace(made, why=reasons(made))
 
 
 def as_gather(p: Problem, target: Target) -> Layer:
@@ -216,7 +216,7 @@ def write_results(layer: Layer, tile: Tile, sums: Sums, many: bool) -> Output:
 # How weights are packed.
 
 
-def pack_weights(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
+def choose_weight_packer(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
     """How weights are packed: by vectors where the tensor has contiguous channels or taps."""
     lanes, taps = tile.lanes, tap_offsets(layer.axes)
     _, out_step, in_step = layer.w_strides
@@ -286,27 +286,27 @@ def _next_weights(layer: Layer, tile: Tile, sums: Sums, boxes: int, steps: int) 
 # Why.
 
 
-def reasons(plan: Gather) -> list[str]:
+def reasons(plan: Gather) -> tuple[str, ...]:
     """Why the plan is as it is, for a person."""
     layer, tile, sums, task = plan.layer, plan.tile, plan.sums, plan.task
-    found: dict[str, bool] = {}
-    if tile.fold is not None:
-        found[f"{prod(tile.fold.factors)} neighbouring results side by side in a vector"] = True
-    found[half_width_text(tile.lanes, layer.cout)] = tile.target.half_width
-    if tile.lane_groups is not None:
-        found[f"{tile.lanes // tile.lane_groups.outputs} groups side by side in a vector"] = True
-    found["products of bf16 two at a time (avx512_bf16)"] = sums.pairs
-    found["the input is read where it lies: no padding, channels together, no conversion"] = plan.source.in_place
-    cause = (
-        "their channels lie apart" if sums.chunks == 1 else "channels are summed in parts, whose weights fit in a cache"
-    )
-    found[f"results wait in a buffer: {cause}"] = plan.output.staged and tile.fold is None
-    found["pixels at the border leave out the taps that meet only padding"] = any(plan.cut.borders)
-    found["each thread packs all weights for itself"] = task.weights is WeightPacking.THREAD_ALL
+    results = prod(tile.fold.factors) if tile.fold else 0
+    groups = tile.lanes // tile.lane_groups.outputs if tile.lane_groups else 0
+    parts = sums.chunks > 1
+    cause = "channels are summed in parts, whose weights fit in a cache" if parts else "their channels lie apart"
     by_channel = task.order is TaskOrder.CHANNEL
-    found["each block of channels has its weights packed by the thread that takes it"] = by_channel
-    found[f"{task.groups} groups in a task"] = task.groups > 1 and not by_channel
-    found["results go past the caches, which they exceed"] = plan.output.stream
-    found["the input of the next box is fetched while one is computed"] = plan.prefetch is not None
-    found["so are the next weights"] = plan.weights_step > 0
-    return [reason for reason, holds in found.items() if holds]
+    told = [
+        (results, f"{results} neighbouring results side by side in a vector"),
+        (tile.target.half_width, half_width_text(tile.lanes, layer.cout)),
+        (groups, f"{groups} groups side by side in a vector"),
+        (sums.pairs, "products of bf16 two at a time (avx512_bf16)"),
+        (plan.source.in_place, "the input is read where it lies: no padding, channels together, no conversion"),
+        (plan.output.staged and not results, f"results wait in a buffer: {cause}"),
+        (any(plan.cut.borders), "pixels at the border leave out the taps that meet only padding"),
+        (task.weights is WeightPacking.THREAD_ALL, "each thread packs all weights for itself"),
+        (by_channel, "each block of channels has its weights packed by the thread that takes it"),
+        (task.groups > 1 and not by_channel, f"{task.groups} groups in a task"),
+        (plan.output.stream, "results go past the caches, which they exceed"),
+        (plan.prefetch, "the input of the next box is fetched while one is computed"),
+        (plan.weights_step, "so are the next weights"),
+    ]
+    return tuple(text for holds, text in told if holds)
