@@ -21,7 +21,7 @@ from ..plan.records import busy_tiles
 from .fold import unfold
 from .pixels import PHASE, list_pixels, phase_numbers, phase_range
 from .records import Gather, TaskOrder, WeightPacking
-from .tile import tile_function
+from .tile import Arguments, tile_function
 
 
 def write(plan: Gather) -> str:
@@ -124,6 +124,18 @@ class _Place(NamedTuple):
     block: Value
     chunk: Value
     start: list[Value]
+
+
+class _Block(NamedTuple):
+    """A block of channels of a box, and the memory that its tiles use."""
+
+    place: _Place
+    packed: str  # the input
+    weights: str
+    results: str  # the staging, or the tensor
+    bias: str
+    channels: Value  # in
+    lanes: Value  # that are channels
 
 
 class _Next(NamedTuple):
@@ -329,7 +341,7 @@ class _Kernel:
         """
         f, plan, layer = self.f, self.plan, self.plan.layer
         lanes = f.min(f.sub(layer.cout, f.mul(place.block, plan.block)), plan.block)
-        count = f.min(f.sub(plan.sums.channels, f.mul(place.chunk, plan.sums.chunk)), plan.sums.chunk)
+        channels = f.min(f.sub(plan.sums.channels, f.mul(place.chunk, plan.sums.chunk)), plan.sums.chunk)
         weights, bias = self._weights(place.group, place.block, place.chunk)
         out_channel = f.add(
             f.mul(place.group, layer.out_channel[0]), f.mul(f.mul(place.block, plan.block), layer.out_channel[1])
@@ -341,46 +353,30 @@ class _Kernel:
         groups = plan.tile.lane_groups
         if groups is not None:
             packed = f.at(packed, f.mul(place.block, plan.block // groups.outputs * groups.inputs), plan.sum)
-        self._tiles(place, (packed, weights, results, bias), (count, lanes), index, bases)
+        self._tiles(_Block(place, packed, weights, results, bias, channels, lanes), index, bases)
         self._finish(place, staging, out_channel, lanes)
 
-    def _tiles(
-        self, place: _Place, buffers: tuple[str, str, str, str], sizes: tuple[Value, Value], index: Value,
-        bases: list[str],
-    ) -> None:  # fmt: skip
-        """The tiles of a block of channels, phase by phase.
-
-        The buffers are input, weights, results and bias; the sizes are channels in, and lanes that are channels.
-        """
+    def _tiles(self, block: _Block, index: Value, bases: list[str]) -> None:
+        """The tiles of a block of channels, phase by phase."""
         f, cut, functions = self.f, self.plan.cut, self.functions
-        (packed, weights, results, bias), (count, lanes) = buffers, sizes
         table = self.at["pixels"]
         with f.loop(0, len(cut.phases)) as phase:
             range_ = phase_range(f, cut, table, phase)
             first_pixel, whole, last_pixel = (f.load(f.at(range_, i, "i64"), "i64", 8) for i in range(3))
             row = f.at(functions.phases, f.mul(phase, PHASE), "i64")
             first, taps = (f.load(f.at(row, i, "i64"), "i64", 8) for i in range(2))
-            taps_at = f.at(functions.tap_table, f.mul(first, 2), "i64")
+            phase_taps = f.at(functions.tap_table, f.mul(first, 2), "i64")
             for rows, (tile, last_tile) in functions.tiles.items():
                 ends = (first_pixel, whole) if rows == cut.rows else (whole, last_pixel)
                 with f.loop(*ends, rows) as pixel:
                     reads = f.at(table, pixel, "i64")
                     writes = f.at(table, f.add(pixel, cut.pixels), "i64")
                     fetched = self._fetched(index, pixel, bases)
-                    arguments = (
-                        packed,
-                        weights,
-                        taps_at,
-                        taps,
-                        count,
-                        reads,
-                        writes,
-                        results,
-                        bias,
-                        place.chunk,
-                        lanes,
-                    )
-                    is_last = f.test("eq", place.block, self.plan.tile.blocks - 1)
+                    arguments = Arguments(
+                        block.packed, block.weights, phase_taps, taps, block.channels, reads, writes, block.results,
+                        block.bias, block.place.chunk, block.lanes,
+                    )  # fmt: skip
+                    is_last = f.test("eq", block.place.block, self.plan.tile.blocks - 1)
                     f.call_either(is_last, last_tile, tile, *arguments, *fetched)
 
     def _fetched(self, index: Value, pixel: Value, bases: list[str]) -> tuple[str, ...]:

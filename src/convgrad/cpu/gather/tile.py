@@ -28,14 +28,14 @@ class Arguments(NamedTuple):
     packed: str  # the input: a packed box, or where it lies in place
     weights: str  # packed, of this block of channels and chunk
     tap_table: str  # of this phase: which tap, elements into the packed box
-    taps: str  # how many
-    channels: str  # in
+    taps: Value  # how many
+    channels: Value  # in
     reads: str  # of each pixel: elements into the packed box
     writes: str  # of each pixel: elements into the results
     results: str  # the staging, or the tensor
     bias: str
-    chunk: str
-    lanes: str  # of this block that are channels
+    chunk: Value
+    lanes: Value  # of this block that are channels
 
 
 NAMES = [
