@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import pytest
 
+from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather, TaskOrder, WeightPacking
 from convgrad.cpu.pack.box import Pairing
-from convgrad.cpu.plan.records import Declined, Plan, Plane, Slide
+from convgrad.cpu.plan.records import Declined, Plan
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import Mode, WeightGradient
@@ -68,12 +69,12 @@ def _wgrad(test: Callable[[WeightGradient], bool]) -> Callable[[Plan], bool]:
     return lambda plan: isinstance(plan, WeightGradient) and test(plan)
 
 
-def _plane(test: Callable[[Plane], bool]) -> Callable[[Plan], bool]:
-    return lambda plan: isinstance(plan, Plane) and test(plan)
+def _pixels(test: Callable[[PixelsInLanes], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, PixelsInLanes) and test(plan)
 
 
-def _slide(test: Callable[[Slide], bool]) -> Callable[[Plan], bool]:
-    return lambda plan: isinstance(plan, Slide) and test(plan)
+def _channels(test: Callable[[ChannelsInLanes], bool]) -> Callable[[Plan], bool]:
+    return lambda plan: isinstance(plan, ChannelsInLanes) and test(plan)
 
 
 def _narrow(plan: Plan) -> bool:
@@ -177,15 +178,17 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         )
     ),
     "an odd number of channels in pairs": _gather(lambda g: g.sums.odd),
-    "channels on their own, y": _slide(lambda s: s.wanted == "y"),
-    "channels on their own, x in phases": _slide(lambda s: s.wanted == "x" and max(w.out_stride for w in s.maps) > 1),
-    "channels on their own, w": _slide(lambda s: s.wanted == "w" and s.slices > 1),
-    "channels on their own, past the caches": _slide(lambda s: s.stream),
-    "rows of one channel, y": _plane(lambda p: p.wanted == "y" and p.bias is not None),
-    "rows of one channel, x": _plane(lambda p: p.wanted == "x" and p.tasks > 1),
-    "rows of one channel, in three axes": _plane(lambda p: p.kernel[0] > 1),
-    "rows of one channel, a last tile of fewer": _plane(lambda p: p.out_sizes[1] % p.rows > 0),
-    "rows of one channel, several tiles wide": _plane(lambda p: p.out_sizes[2] > p.block),
+    "channels on their own, y": _channels(lambda s: s.layer.wanted == "y"),
+    "channels on their own, x in phases": _channels(
+        lambda s: s.layer.wanted == "x" and max(m.out_stride for m in s.maps) > 1
+    ),
+    "channels on their own, w": _channels(lambda s: s.layer.wanted == "w" and s.slices > 1),
+    "channels on their own, past the caches": _channels(lambda s: s.stream),
+    "rows of one channel, y": _pixels(lambda p: p.layer.wanted == "y" and p.layer.bias is not None),
+    "rows of one channel, x": _pixels(lambda p: p.layer.wanted == "x" and p.tasks > 1),
+    "rows of one channel, in three axes": _pixels(lambda p: p.packed.kernel[0] > 1),
+    "rows of one channel, a last tile of fewer": _pixels(lambda p: p.result.sizes[1] % p.rows > 0),
+    "rows of one channel, several tiles wide": _pixels(lambda p: p.result.sizes[2] > p.block),
     "weights in place on x": _wgrad(lambda r: r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "x"),
     "weights in place on y": _wgrad(lambda r: r.sides[0].mode is Mode.IN_PLACE and r.roles.row_side == "y"),
     "weights in place on both sides": _wgrad(lambda r: r.sides[1].mode is Mode.IN_PLACE and r.roles.row_side == "x"),
@@ -265,8 +268,8 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "weights by vectors of half the width, side by side": _wgrad(
         lambda r: _narrow(r) and r.roles.lane_groups is not None
     ),
-    "channels on their own, vectors of half the width": _slide(_narrow),
-    "rows of one channel, vectors of half the width": _plane(_narrow),
+    "channels on their own, vectors of half the width": _channels(_narrow),
+    "rows of one channel, vectors of half the width": _pixels(_narrow),
     "a tile of taps that is not full": _wgrad(
         lambda r: r.roles.lane_groups is not None and len(r.taps.weights) % r.parts.tap_step != 0
     ),

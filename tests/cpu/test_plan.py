@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather
-from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans, spatial
+from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans
 from convgrad.cpu.plan.cost import Boxes, Filling, Room
 from convgrad.cpu.plan.prefetch import lines
-from convgrad.cpu.plan.records import Declined, Made, Plan, Plane, Slide
+from convgrad.cpu.plan.records import Declined, Made, Plan
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import LINE, Target
@@ -131,13 +132,13 @@ def test_workspace_of_real_layers(path: Path) -> None:
                 assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.buffers}"
 
 
-def order(plan: Gather | WeightGradient | Slide | Plane) -> tuple[Any, ...]:
+def order(plan: Gather | WeightGradient | ChannelsInLanes | PixelsInLanes) -> tuple[Any, ...]:
     """Everything that decides in which order products are added, and which products with zeros are among them."""
-    if isinstance(plan, Plane):
-        return plan.lanes, plan.kernel, plan.entries
-    if isinstance(plan, Slide):
-        assert plan.band % plan.rows == 0
-        return plan.rows, plan.vectors, plan.lanes, plan.maps, plan.slices
+    if isinstance(plan, PixelsInLanes):
+        return plan.lanes, plan.packed.kernel, plan.packed.taps
+    if isinstance(plan, ChannelsInLanes):
+        assert plan.task_rows % plan.rows == 0
+        return plan.tile, plan.maps, plan.slices
     if isinstance(plan, Gather):
         taps = [(s.residue, s.start, s.stop, tuple(k for k, _ in s.taps)) for m in plan.cut.maps for s in m.segments]
         return plan.sums, plan.tile.lane_groups, plan.lanes, tuple(taps)
@@ -146,8 +147,8 @@ def order(plan: Gather | WeightGradient | Slide | Plane) -> tuple[Any, ...]:
 
 def slices(plan: Plan) -> int:
     """Parts that a sum over pixels is cut into."""
-    assert isinstance(plan, Slide | WeightGradient)
-    return plan.slices if isinstance(plan, Slide) else plan.boxes.slices
+    assert isinstance(plan, ChannelsInLanes | WeightGradient)
+    return plan.slices if isinstance(plan, ChannelsInLanes) else plan.boxes.slices
 
 
 # Sums over pixels that are taken in parts: many pixels, few weights.
@@ -214,7 +215,7 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
         assert inside == p.n * p.taps, p
         assert outputs == p.n * prod(p.y if forward else p.x), p
         # Phases are all combinations of segments, so what holds for each axis holds for them.
-        if isinstance(plan, Slide):
+        if isinstance(plan, ChannelsInLanes):
             continue
         assert len(plan.cut.phases) == prod(len(axis_map.segments) for axis_map in maps)
         assert sum(phase.count for phase in plan.cut.phases) == len(plan.cut.tap_table)
@@ -286,25 +287,6 @@ def test_groups_of_half_a_vector_are_alone_where_that_makes_pairs(wanted: str, l
     plan = make_plan(Problem.parse(f"{wanted} f32 {sizes}{layout}"), FULL, 2)
     assert isinstance(plan, Gather | WeightGradient)
     assert lane_groups(plan) == (8, 8)
-
-
-def test_a_channel_on_its_own_meets_each_tap_where_it_lies() -> None:
-    for text in (
-        "y f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",
-        "x f32 n2 g3 cx1 cy1 x20x33 w3x5 y20x31 s1x1 d1x2 p1x3",
-        "x f32 n2 g3 cx1 cy1 x4x5x33 w2x3x2 y4x5x33 s1x1x1 d1x2x1 p1x2x0",
-    ):
-        p = Problem.parse(text)
-        plan = make_plan(p, TARGETS["native"], 2)
-        assert isinstance(plan, Plane)
-        for axis, low, (first, step), size, n in zip(
-            spatial(p), plan.low[-p.rank :], plan.entries[-p.rank :], plan.in_sizes[-p.rank :],
-            plan.out_sizes[-p.rank :], strict=True,
-        ):  # fmt: skip
-            assert size == (axis.x if p.wanted == "y" else axis.y)
-            for k in range(axis.k):
-                for q in range(n):
-                    assert q + low + first + k * step == met(axis, p.wanted == "y", q, k)
 
 
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no alarms")

@@ -14,8 +14,8 @@ import convgrad
 from convgrad import ConvgradError
 from convgrad.cpu import kernel, target
 from convgrad.cpu.compile import jit
+from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather
-from convgrad.cpu.plan.records import Plane, Slide
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import WeightGradient
@@ -96,11 +96,11 @@ def test_groups_side_by_side_on_other_machines(name: str) -> None:
         plan = make_plan(
             Problem.parse(f"{wanted} f32 n2 g26 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc"), machine, 2
         )
-        assert isinstance(plan, Slide)
+        assert isinstance(plan, ChannelsInLanes)
         assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
     for dtype in ("f32", "bf16", "f16"):
         plan = make_plan(Problem.parse(f"y {dtype} n2 g26 cx1 cy1 x6x17 w3x3 y6x17 s1x1 d1x1 p1x1 bias"), machine, 2)
-        assert isinstance(plan, Plane)
+        assert isinstance(plan, PixelsInLanes)
         assert never not in jit.assemble(kernel.write(plan), machine.triple, machine.cpu, machine.features)
 
 

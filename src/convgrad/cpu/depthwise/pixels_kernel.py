@@ -1,140 +1,167 @@
-"""Code for a Plane plan: depthwise layers whose pixels lie together along rows, one image of one channel after another.
+"""The code of a `PixelsInLanes` plan: y or x, one image of one channel after another.
 
-The image is copied into a band with its padding, converted on the way. A tile is some rows of neighbouring pixels, a
-few vectors wide. For each column of the kernel its weights stay in registers, and each vector that is loaded serves all
-rows of the tile that meet it.
+The image is packed with its padding, and converted on the way. A tile is some rows of neighbouring pixels, a few
+vectors wide. For each column of the kernel its weights stay in registers, and each vector that is loaded serves all
+rows of the tile that need it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..emit.frame import Frame, buffers
+from ..emit.frame import Frame
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of, splat
-from ..plan.records import Plane
+from .records import PixelsInLanes
 
 
-def write(plan: Plane) -> str:
+def write(plan: PixelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    given = Elements(plan.dtype, plan.lanes, plan.sum, plan.converts_f16)
-    result = Elements(plan.out_dtype, plan.lanes, plan.sum, plan.converts_f16)
-    tap_weights = m.table("tap_weights", plan.taps)
-    copy = _copy(m, plan, given)
-    depth, height, width = plan.out_sizes
+    layer, source, result = plan.layer, plan.source, plan.result
+    given, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
+    tap_weights = m.table("tap_weights", layer.taps)
+    pack = _pack_image(m, plan, given)
+    height = result.sizes[1]
     heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
-    tiles = {rows: _tile(m, f"tile{rows}", plan, result, rows) for rows in heights if rows <= height}
+    tiles = {rows: _tile(m, plan, out, rows) for rows in heights if rows <= height}
 
-    frame = Frame(m, buffers(plan.sizes), plan.sum)
-    f, at, pointers = frame.f, frame.at, frame.tensors
-    source, target = (pointers["x"], pointers["y"]) if plan.wanted == "y" else (pointers["y"], pointers["x"])
-    band, weights = at["band"], at["weights"]
+    frame = Frame(m, plan.buffers, plan.sum)
+    f, at = frame.f, frame.at
+    inputs, results = (frame.tensors[name] for name in ("xy" if layer.wanted == "y" else "yx"))
     with frame.items("first", plan.tasks) as task:
-        first = f.mul(task, plan.each)
-        with f.loop(first, f.min(f.add(first, plan.each), plan.images * plan.channels)) as index:
-            image, channel = f.split(index, [plan.images, plan.channels])
-            with f.loop(0, len(plan.taps)) as tap:
-                offset = f.add(f.load(f.at(tap_weights, tap, "i64"), "i64", 8), f.mul(channel, plan.w_step))
-                value = given.load_one(f, f.at(pointers["w"], offset, given.storage))
-                f.store(value, f.at(weights, tap, plan.sum), plan.sum, size_of(plan.sum))
-            bias = "0.0"
-            if plan.bias is not None:
-                bias = given.load_one(f, f.at(pointers["bias"], f.mul(channel, plan.bias), given.storage))
-            f.store(bias, f.at(weights, len(plan.taps), plan.sum), plan.sum, size_of(plan.sum))
-            plane_in, plane_out = (
-                f.add(f.mul(image, steps[0]), f.mul(channel, steps[1])) for steps in (plan.in_plane, plan.out_plane)
+        first = f.mul(task, plan.task_images)
+        with f.loop(first, f.min(f.add(first, plan.task_images), plan.images * layer.channels)) as index:
+            image, channel = f.split(index, [plan.images, layer.channels])
+            _widen_weights(frame, plan, given, tap_weights, channel)
+            read, place = (
+                f.add(*(f.mul(i, s) for i, s in zip((image, channel), t.strides, strict=True)))
+                for t in (source, result)
             )
-            f.call(copy, f.at(source, plane_in, given.storage), band)
-            base = f.at(target, plane_out, result.storage)
-            with f.loop(0, depth) as d:
-                for rows, tile in tiles.items():
-                    whole = height // plan.rows * plan.rows
-                    ends = (0, whole) if rows == plan.rows else (whole, height)
-                    with f.loop(*ends, rows) as h, f.loop(0, width, plan.block) as w:
-                        read = f.add(f.mul(f.add(f.mul(d, plan.extents[1]), h), plan.pitch), w)
-                        places = f.add(f.mul(d, plan.out_steps[0]), f.mul(h, plan.out_steps[1]), w)
-                        there = f.at(base, places, result.storage)
-                        f.call(tile, f.at(band, read, plan.sum), weights, there, f.sub(width, w))
+            f.call(pack, f.at(inputs, read, given.storage), at["packed"])
+            _compute(frame, plan, tiles, f.at(results, place, out.storage), out.storage)
     return frame.end()
 
 
-def _copy(m: Module, plan: Plane, n: Elements) -> Function:
-    """A function that copies an image into the band, what lies outside as zeros: (image, band)."""
-    f = m.function("copy", ["p:from", "p:to"])
+def _widen_weights(frame: Frame, plan: PixelsInLanes, n: Elements, tap_weights: str, channel: Value) -> None:
+    """Copy the weights of a channel and its bias, which comes last, as accumulators."""
+    f, layer, sum_ = frame.f, plan.layer, plan.sum
+    weights = frame.at["weights"]
+    with f.loop(0, len(layer.taps)) as tap:
+        offset = f.add(f.load(f.at(tap_weights, tap, "i64"), "i64", 8), f.mul(channel, layer.w_step))
+        value = n.load_one(f, f.at(frame.tensors["w"], offset, n.storage))
+        f.store(value, f.at(weights, tap, sum_), sum_, size_of(sum_))
+    bias = "0.0"
+    if layer.bias is not None:
+        bias = n.load_one(f, f.at(frame.tensors["bias"], f.mul(channel, layer.bias), n.storage))
+    f.store(bias, f.at(weights, len(layer.taps), sum_), sum_, size_of(sum_))
+
+
+def _compute(frame: Frame, plan: PixelsInLanes, tiles: dict[int, Function], results: str, storage: str) -> None:
+    """Compute an image of one channel, tile by tile; those of the last rows may be lower."""
+    f, at, packed = frame.f, frame.at, plan.packed
+    depth, height, width = plan.result.sizes
+    whole = height // plan.rows * plan.rows
+    with f.loop(0, depth) as d:
+        for rows, tile in tiles.items():
+            ends = (0, whole) if rows == plan.rows else (whole, height)
+            with f.loop(*ends, rows) as h, f.loop(0, width, plan.block) as w:
+                read = f.add(f.mul(f.add(f.mul(d, packed.extents[1]), h), packed.pitch), w)
+                place = f.add(f.mul(d, plan.result.steps[0]), f.mul(h, plan.result.steps[1]), w)
+                there = f.at(results, place, storage)
+                f.call(tile, f.at(at["packed"], read, plan.sum), at["weights"], there, f.sub(width, w))
+
+
+def _pack_image(m: Module, plan: PixelsInLanes, n: Elements) -> Function:
+    """A function that packs an image, with zeros for padding: (image, packed image)."""
+    f = m.function("pack", ["p:from", "p:to"])
     source, to = f.args
-    item = size_of(plan.sum)
-    width, low = plan.in_sizes[2], plan.low[2]
-    with f.loop(0, plan.extents[0]) as d, f.loop(0, plan.extents[1]) as h:
-        row = f.at(to, f.mul(f.add(f.mul(d, plan.extents[1]), h), plan.pitch), plan.sum)
-        place = [f.add(d, plan.low[0]), f.add(h, plan.low[1])]
+    packed, sizes, steps = plan.packed, plan.source.sizes, plan.source.steps
+    with f.loop(0, packed.extents[0]) as d, f.loop(0, packed.extents[1]) as h:
+        row = f.at(to, f.mul(f.add(f.mul(d, packed.extents[1]), h), packed.pitch), plan.sum)
+        place = [f.add(d, packed.low[0]), f.add(h, packed.low[1])]
         # A negative coordinate is a large one.
-        inside = f.both(*(f.test("ult", at, size) for at, size in zip(place, plan.in_sizes[:2], strict=True)))
+        inside = f.both(*(f.test("ult", at, size) for at, size in zip(place, sizes[:2], strict=True)))
         branch = f.either(inside)
-        start = f.add(*(f.mul(at, step) for at, step in zip(place, plan.in_steps[:2], strict=True)))
-        line = f.at(source, start, n.storage)
-        with f.loop(0, plan.pitch, plan.lanes) as c:
-            at = f.add(c, low)
-            # The next image is asked for meanwhile.
-            f.prefetch(f.at(line, f.add(at, plan.in_plane[1]), n.storage))
-            whole = f.both(f.test("sge", at, 0), f.test("sle", at, width - plan.lanes))
-            arm = f.either(whole)
-            f.store(n.load(f, f.at(line, at, n.storage)), f.at(row, c, plan.sum), n.vector, item)
-            f.otherwise(arm)
-            before, until = n.mask(f, f.sub(0, at)), n.mask(f, f.sub(width, at))
-            bits = f"<{plan.lanes} x i1>"
-            mask = f.op(f"xor {bits} {before}, {f.op(f'or {bits} {before}, {until}')}")
-            f.store(n.load(f, f.at(line, at, n.storage), mask), f.at(row, c, plan.sum), n.vector, item)
-            f.join(arm)
+        start = f.add(*(f.mul(at, step) for at, step in zip(place, steps[:2], strict=True)))
+        _pack_row(f, plan, n, f.at(source, start, n.storage), row)
         f.otherwise(branch)
-        with f.loop(0, plan.pitch, plan.lanes) as c:
-            f.store("zeroinitializer", f.at(row, c, plan.sum), n.vector, item)
+        with f.loop(0, packed.pitch, plan.lanes) as c:
+            f.store("zeroinitializer", f.at(row, c, plan.sum), n.vector, size_of(plan.sum))
         f.join(branch)
     return f
 
 
-def _tile(m: Module, name: str, plan: Plane, out: Elements, rows: int) -> Function:
-    """A function that computes some rows of pixels, a few vectors wide: (band, weights, place, pixels left).
+def _pack_row(f: Function, plan: PixelsInLanes, n: Elements, line: str, row: str) -> None:
+    """Pack a row that lies inside the image, and prefetch that of the next image."""
+    low, width, bits = plan.packed.low[2], plan.source.sizes[2], f"<{plan.lanes} x i1>"
 
-    The bias lies after the weights.
+    def copy(at: Value, c: Value, mask: str | None = None) -> None:
+        f.store(n.load(f, f.at(line, at, n.storage), mask), f.at(row, c, plan.sum), n.vector, size_of(plan.sum))
+
+    with f.loop(0, plan.packed.pitch, plan.lanes) as c:
+        at = f.add(c, low)
+        f.prefetch(f.at(line, f.add(at, plan.source.strides[1]), n.storage))
+        whole = f.either(f.both(f.test("sge", at, 0), f.test("sle", at, width - plan.lanes)))
+        copy(at, c)
+        f.otherwise(whole)
+        before, until = n.mask(f, f.sub(0, at)), n.mask(f, f.sub(width, at))
+        copy(at, c, f.op(f"xor {bits} {before}, {f.op(f'or {bits} {before}, {until}')}"))
+        f.join(whole)
+
+
+def _tile(m: Module, plan: PixelsInLanes, n: Elements, rows: int) -> Function:
+    """A function that computes some rows of pixels, a few vectors wide: (packed image, weights, place, pixels left).
+
+    The bias comes after the weights.
     """
-    f = m.function(name, ["p:band", "p:weights", "p:place", "i:left"])
-    band, weights, place, left = f.args
-    item = size_of(plan.sum)
+    f = m.function(f"tile{rows}", ["p:packed", "p:weights", "p:place", "i:left"])
+    packed, weights, place, left = f.args
+    lanes, sum_, item, pitch = plan.lanes, plan.sum, size_of(plan.sum), plan.packed.pitch
     columns = range(plan.vectors)
-    start = splat(f, plan.lanes, plan.sum, f.load(f.at(weights, len(plan.taps), plan.sum), plan.sum, item))
-    sums = [[f.variable(out.vector, start) for _ in columns] for _ in range(rows)]
-    kd, kh, kw = plan.kernel
-    (first_d, step_d), (first_h, step_h), (first_w, step_w) = plan.entries
-    met: dict[int, list[tuple[int, int]]] = {}  # row of the band → (row of the tile, row of the kernel)
-    for k in range(kh):
-        for r in range(rows):
-            met.setdefault(r + first_h + step_h * k, []).append((r, k))
+    start = splat(f, lanes, sum_, f.load(f.at(weights, len(plan.layer.taps), sum_), sum_, item))
+    sums = [[f.variable(n.vector, start) for _ in columns] for _ in range(rows)]
+    kd, kh, kw = plan.packed.kernel
+    (first_d, step_d), _, (first_w, step_w) = plan.packed.taps
     with f.loop(0, kd) as d, f.loop(0, kw) as w:
-        entry = f.add(f.mul(f.add(f.mul(d, step_d), first_d), plan.extents[1] * plan.pitch), f.mul(w, step_w), first_w)
-        taps = f.at(weights, f.add(f.mul(d, kh * kw), w), plan.sum)
-        own = [splat(f, plan.lanes, plan.sum, f.load(f.at(taps, k * kw, plan.sum), plan.sum, item)) for k in range(kh)]
-        here = f.at(band, entry, plan.sum)
-        for row, meetings in sorted(met.items()):
+        plane = f.mul(f.add(f.mul(d, step_d), first_d), plan.packed.extents[1] * pitch)
+        entry = f.add(plane, f.mul(w, step_w), first_w)
+        taps = f.at(weights, f.add(f.mul(d, kh * kw), w), sum_)
+        column = [splat(f, lanes, sum_, f.load(f.at(taps, k * kw, sum_), sum_, item)) for k in range(kh)]
+        here = f.at(packed, entry, sum_)
+        for row, served in sorted(_served(plan, rows).items()):
             for v in columns:
-                value = f.load(f.at(here, row * plan.pitch + v * plan.lanes, plan.sum), out.vector, item)
-                for r, k in meetings:
-                    sum_ = f.get(sums[r][v], out.vector)
-                    f.set(sums[r][v], out.vector, fma(f, own[k], value, sum_, plan.lanes, plan.sum))
-    masks = [out.mask(f, f.sub(left, v * plan.lanes)) for v in columns]
+                value = f.load(f.at(here, row * pitch + v * lanes, sum_), n.vector, item)
+                for r, k in served:
+                    total = f.get(sums[r][v], n.vector)
+                    f.set(sums[r][v], n.vector, fma(f, column[k], value, total, lanes, sum_))
+    masks = [n.mask(f, f.sub(left, v * lanes)) for v in columns]
     whole = f.either(f.test("sge", left, plan.block))
-    _put(f, plan, out, sums, place, [None] * plan.vectors)
+    _store(f, plan, sums, place, [None] * plan.vectors)
     f.otherwise(whole)
-    _put(f, plan, out, sums, place, masks)
+    _store(f, plan, sums, place, masks)
     f.join(whole)
     return f
 
 
-def _put(f: Function, plan: Plane, n: Elements, sums: list[list[str]], place: str, masks: Sequence[str | None]) -> None:
-    """Write the rows of a tile."""
+def _served(plan: PixelsInLanes, rows: int) -> dict[int, list[tuple[int, int]]]:
+    """The rows of the packed image that a tile reads, each with the (row of the tile, row of the kernel) it serves."""
+    first, step = plan.packed.taps[1]
+    served: dict[int, list[tuple[int, int]]] = {}
+    for k in range(plan.packed.kernel[1]):
+        for r in range(rows):
+            served.setdefault(r + first + step * k, []).append((r, k))
+    return served
+
+
+def _store(f: Function, plan: PixelsInLanes, sums: list[list[str]], place: str, masks: Sequence[str | None]) -> None:
+    """Round and write the rows of a tile."""
+    layer = plan.layer
+    n = Elements(layer.out_dtype, plan.lanes, plan.sum, layer.converts_f16)
     for r, row in enumerate(sums):
         for v, (variable, mask) in enumerate(zip(row, masks, strict=True)):
-            at: Value = r * plan.out_steps[1] + v * plan.lanes
-            Results(n, plan.accumulate).store(f, f.get(variable, n.vector), f.at(place, at, n.storage), mask)
+            value = f.get(variable, n.vector)
+            at = f.at(place, r * plan.result.steps[1] + v * plan.lanes, n.storage)
+            Results(n, layer.accumulate).store(f, value, at, mask)

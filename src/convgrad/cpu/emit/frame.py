@@ -7,7 +7,7 @@ by `threads/team_ir.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..ir.builder import Function, Module, Value
@@ -18,11 +18,6 @@ from .prefetch import list_lines
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
 COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each phase of a kernel: bytes from the team's address
-
-
-def buffers(sizes: Mapping[str, int]) -> list[Buffer]:
-    """The buffers of a plan that names them by strings: those that each thread has begin with a dot."""
-    return [Buffer(name.lstrip("."), elements, name.startswith(".")) for name, elements in sizes.items()]
 
 
 class Frame:

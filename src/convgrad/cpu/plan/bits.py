@@ -59,7 +59,24 @@ COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
 OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
 NARROWEST = 64  # pixels of a row that is cut for that
-DEPTHWISE_SLICE_BYTES = 2 << 20  # the same as SLICE_BYTES, for layers whose channels are each on their own
+
+# Depthwise layers, whose channels are each on their own: the slices of w, and which kernel serves a layer. Another one
+# takes taps in another order. See depthwise/choose.py. Origins not recorded.
+
+DEPTHWISE_SLICE_BYTES = 2 << 20  # of the sums of all slices of w, if the fewest slices fit
+DEPTHWISE_SLICES = 4, 32  # the fewest and the most, if there are rows enough
+CHANNELS_MOST_PHASES = 8  # of x: each phase has code of its own
+CHANNELS_MOST_TAPS = 50  # they are written out one by one
+PIXELS_MOST_TAPS = 128
+PIXELS_MOST_KERNEL_ROWS = 9  # the weights of a column of the kernel are in registers
+
+
+def depthwise_tile(target: Target) -> tuple[int, int]:
+    """Rows of a tile whose lanes are channels, and pixels in a row: the products of w are added tile by tile.
+
+    Origin not recorded.
+    """
+    return (2, 4) if target.registers >= 32 else (1, 4)
 
 
 def most_packed_stride(target: Target) -> int:

@@ -1,11 +1,7 @@
 """The loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
 
-`Gather` computes y and x: see gather/records.py.
-
-The weight gradient is in wgrad/records.py.
-
-`Slide` computes depthwise layers whose channels lie together, all three: see slide.py. `Plane` computes y and x of
-those whose pixels lie together along rows: see plane.py.
+What all plans have is here. The rest is in the records of each room: gather/records.py (y and x), wgrad/records.py (w)
+and depthwise/records.py.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...spec.problem import Ints
-from .workspace import Buffer, elements, own, shared
+from .workspace import Buffer, elements
 
 
 def up(value: int, step: int) -> int:
@@ -157,14 +153,9 @@ class Nest:
         raise NotImplementedError
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer."""
-        raise NotImplementedError
-
-    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        return tuple((own if name[0] == "." else shared)(name.lstrip("."), size) for name, size in self.sizes.items())
+        raise NotImplementedError
 
     @property
     def item(self) -> int:
@@ -190,117 +181,6 @@ class Nest:
     def workspace(self) -> int:
         """Bytes of all buffers, for all threads."""
         return self.shared + self.threads * self.own_bytes
-
-
-@dataclass(frozen=True)
-class Slide(Nest):
-    """The plan for depthwise layers whose channels lie together. See slide.py for the loop nests.
-
-    `maps` go over the results, or over y for the weight gradient; `in_sizes` and `in_steps` are of the other tensor.
-    """
-
-    nest = "slide"
-
-    wanted: str
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int  # of a tile
-    vectors: int  # in a row of it, one for each pixel
-    channels: int
-    maps: tuple[AxisMap, ...]
-    in_sizes: Ints
-    in_steps: Ints
-    taps: Ints  # offset in w of each kernel element
-    w_step: int  # elements of w between channels
-    band: int  # positions along the third axis that a task covers
-    slices: int  # of a weight gradient: the sum over y is cut into so many parts, added in order
-    tap_ranges: TapRanges | None  # of a weight gradient
-    bias: int | None
-    accumulate: bool
-    stream: bool
-    converts_f16: bool
-
-    @property
-    def pitch(self) -> int:
-        """Elements between the packed weights of two taps."""
-        return up(self.channels, self.lanes)
-
-    @property
-    def counts(self) -> Ints:
-        """Positions along each axis, of the phase that has most."""
-        return tuple(max(s.stop for s in w.segments) for w in self.maps)
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        if self.wanted == "w":
-            return self.slices
-        return self.counts[0] * self.counts[1] * ceil(self.counts[2] / self.band)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer; threads have none of their own."""
-        if self.wanted == "w":
-            return {"sums": up(self.slices * len(self.taps) * self.pitch, 16)}
-        return {"weights": up(len(self.taps) * self.pitch, 16), "bias": up(self.pitch, 16)}
-
-
-@dataclass(frozen=True)
-class Plane(Nest):
-    """The plan for y or x of depthwise layers whose pixels lie together along rows. See plane.py for the loop nest.
-
-    Of three axes each: an image of one channel, filled up in front.
-    """
-
-    nest = "plane"
-
-    wanted: str
-    dtype: str
-    out_dtype: str
-    sum: str
-    lanes: int
-    rows: int  # of a tile
-    vectors: int
-    images: int
-    channels: int
-    kernel: Ints
-    in_sizes: Ints
-    out_sizes: Ints
-    in_steps: Ints
-    out_steps: Ints
-    in_plane: Ints  # strides of (image, channel)
-    out_plane: Ints
-    low: Ints  # coordinate of the band's first entry
-    spans: Ints  # entries that the band has beyond the results
-    entries: tuple[tuple[int, int], ...]  # entry of the first tap, and from one tap to the next
-    taps: Ints  # offset in w of each kernel element
-    w_step: int  # elements of w between channels
-    each: int  # images that a task takes
-    bias: int | None
-    accumulate: bool
-    converts_f16: bool
-
-    @property
-    def pitch(self) -> int:
-        """Elements between rows of the band: what a row of tiles reads, in whole vectors."""
-        return up(up(self.out_sizes[2], self.block) + self.spans[2], self.lanes)
-
-    @property
-    def extents(self) -> Ints:
-        """Entries of the band along the outer axes."""
-        return tuple(n + s for n, s in zip(self.out_sizes[:2], self.spans[:2], strict=True))
-
-    @property
-    def tasks(self) -> int:
-        """Pieces of work that threads take."""
-        return ceil(self.images * self.channels / self.each)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Elements of each buffer, all of them a thread's own."""
-        return {".band": up(prod(self.extents) * self.pitch, 16), ".weights": up(len(self.taps) + 1, 16)}
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = (
-    Algorithm("direct", "plane", "depthwise.pixels_plan", "depthwise.pixels_kernel"),
-    Algorithm("direct", "slide", "depthwise.channels_plan", "depthwise.channels_kernel"),
+    Algorithm("direct", "depthwise pixels", "depthwise.pixels_plan", "depthwise.pixels_kernel"),
+    Algorithm("direct", "depthwise channels", "depthwise.channels_plan", "depthwise.channels_kernel"),
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )

@@ -8,11 +8,12 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from ..depthwise.records import ChannelsInLanes, PixelsInLanes
 from ..gather.records import Gather, TaskOrder
 from ..pack.weights import PackWeights
 from ..target import Target
 from ..wgrad.records import WeightGradient
-from .records import Made, Plane, Slide, up
+from .records import Made, up
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -34,10 +35,10 @@ def tell(plan: Made, names: Names) -> Telling:
         return _gather(plan, names)
     if isinstance(plan, WeightGradient):
         return _weight_gradient(plan, names)
-    if isinstance(plan, Slide):
-        return _slide(plan, names)
-    assert isinstance(plan, Plane)
-    return _plane(plan, names)
+    if isinstance(plan, ChannelsInLanes):
+        return _channels(plan, names)
+    assert isinstance(plan, PixelsInLanes)
+    return _pixels(plan, names)
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -80,20 +81,19 @@ def _weight_gradient(plan: WeightGradient, names: Names) -> Telling:
     return Telling(plan.nest, how, tile, roles.lane_channels / up(roles.lane_channels, plan.lanes), tasks)
 
 
-def _slide(plan: Slide, names: Names) -> Telling:
-    result = names[plan.wanted]
-    how = f"each channel of {result} is computed on its own, from pixels that are read where they lie"
+def _channels(plan: ChannelsInLanes, names: Names) -> Telling:
+    layer = plan.layer
+    how = f"each channel of {names[layer.wanted]} is computed on its own, from pixels that are read where they lie"
     tile = f"{plan.rows} x {plan.vectors} pixels: {_sums(plan.rows * plan.vectors, plan.lanes, 'channels')}"
-    tasks = f"{_tasks(plan)}, each {'a part of the pixels' if plan.wanted == 'w' else 'a band of pixels'}"
-    return Telling(plan.nest, how, tile, plan.channels / plan.pitch, tasks)
+    tasks = f"{_tasks(plan)}, each {'a part of the pixels' if layer.wanted == 'w' else 'some rows of pixels'}"
+    return Telling(plan.nest, how, tile, layer.channels / plan.pitch, tasks)
 
 
-def _plane(plan: Plane, names: Names) -> Telling:
-    result = names[plan.wanted]
+def _pixels(plan: PixelsInLanes, names: Names) -> Telling:
+    result, width = names[plan.layer.wanted], plan.result.sizes[2]
     how = f"each channel of {result} is computed on its own, one image after another, which is copied with its padding"
     tile = f"{plan.rows} rows x {plan.block} pixels: {_sums(plan.rows * plan.vectors, plan.lanes)}"
-    width = plan.out_sizes[2]
-    tasks = f"{_tasks(plan)}, each at most {plan.each} images of one channel"
+    tasks = f"{_tasks(plan)}, each at most {plan.task_images} images of one channel"
     return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
 
 
@@ -109,10 +109,18 @@ WORDS = {
     "Cut.borders": "axes on which pixels at the border have tiles of their own",
     "Cut.rows": "rows of a register tile: pixels",
     "Cut.short_rows": "rows of a second tile, for what is left; 0: there is none",
+    "Images.sizes": "size of an image, along each axis",
+    "Images.steps": "elements between neighbours, along each axis",
+    "Images.strides": "elements between images, and between channels",
     "Layer.axes": "the axes, with the batch among them",
     "Layer.forward": "results are computed as y is",
+    "PackedImage.extents": "rows of a packed image, along the outer axes",
+    "PackedImage.pitch": "elements between rows of a packed image",
+    "PackedImage.taps": "where taps read along each axis, of a packed image",
     "Source.channels": "channels that are packed for a pixel, if always as many",
     "Source.interleaved": "strided channels of the input are interleaved",
+    "Source.sizes": "size of the input, along each axis",
+    "Source.steps": "elements between neighbours, along each axis",
     "Source.unit": "type of a packed input",
     "Sums.channels": "channels summed over; an even number if in pairs",
     "Sums.most_pixels": "results that a box may have",
@@ -165,7 +173,6 @@ WORDS = {
     "Taps.weights": "where each kernel element lies in the weights",
     "Tensors.names": "the tensors that play x, y and w",
     "accumulate": "results are added to what is there",
-    "band": "positions along the third axis, in a task",
     "bias": "elements between bias values; None: no bias",
     "channels": "channels, each on its own",
     "chunk": "channels summed in one go",
@@ -173,25 +180,17 @@ WORDS = {
     "converts_f16": "the machine converts f16",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "dtype": "type of the inputs",
-    "each": "images of a channel, in a task",
-    "entries": "where taps lie in the packed input",
     "fold": "neighbouring results side by side in the lanes",
     "groups": "groups that are computed one after another",
     "images": "images",
     "in_channel": "elements between groups, and between channels, of the input",
     "in_place": "the input (or what is in the rows) is read where it lies",
-    "in_plane": "elements between images, and between channels, of the input",
-    "in_sizes": "size of the input, along each axis",
-    "in_steps": "elements between neighbours of the input, along each axis",
     "kernel": "size of the kernel, along each axis",
     "lanes": "numbers in a vector",
     "low": "coordinate of the first packed input, along each axis",
     "maps": "how results walk over the input, along each axis",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
-    "out_plane": "elements between images, and between channels, of the result",
-    "out_sizes": "size of the result, along each axis",
-    "out_steps": "elements between neighbours of the result, along each axis",
     "packs": "how each axis of the input is packed",
     "pairs": "products of bf16 are taken two at a time",
     "phases": "pixels that share their taps",
@@ -199,12 +198,13 @@ WORDS = {
     "prefetch": "memory that is prefetched",
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
-    "spans": "packed input beyond the results, along each axis",
     "staged": "results wait in a buffer before they are written",
     "stream": "results are written past the caches",
     "sum": "type of the sums",
     "tap_ranges": "where each tap lies inside x",
     "tap_table": "taps of each phase, and where their input is packed",
+    "task_images": "images of one channel, in a task",
+    "task_rows": "positions along the third axis, in a task",
     "taps": "where each kernel element lies in the weights",
     "threads": "threads that take part",
     "unrolled": "the sum over channels is written out, without a loop",

@@ -117,7 +117,6 @@ class DepthwiseTuning:
 
     tile_vectors: int = 16  # of sums, where pixels are in the lanes. Origin not recorded
     most_rows: int = 8  # the same: rows of a tile
-    most_kernel_rows: int = 9  # the same: their weights are in registers
     tasks: int = 16  # for a thread
 
 
