@@ -14,12 +14,10 @@ import pytest
 
 from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather
-from convgrad.cpu.plan.axes import Axis, axis_maps, simplify, spans
-from convgrad.cpu.plan.cost import Boxes, Filling, Room
+from convgrad.cpu.plan.axes import Axis, simplify, spans
 from convgrad.cpu.plan.prefetch import lines
 from convgrad.cpu.plan.records import Declined, Made, Plan
 from convgrad.cpu.plan.registry import make_plan
-from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import LINE, Target
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.descriptors import Descriptor, read
@@ -318,45 +316,6 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         box = plan.cut.maps[-1].box if isinstance(plan, Gather) else plan.boxes.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
-
-
-def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:
-    axes = (Axis(1, 1), Axis(8, 8), Axis(28, 28, 3, pad=1), Axis(28, 28, 3, pad=1))
-    boxes = Boxes(axes, False, Room(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), 16, tuning(TARGETS["native"]))
-    whole, torn = boxes.ends([1, 1, 4, 28], shared=True), boxes.ends([1, 1, 7, 28], shared=True)
-    assert whole < torn  # 112 results are seven lines of 16, 196 are not whole ones
-    assert boxes.ends([1, 1, 7, 28], shared=False) == whole
-    assert boxes.ends([1, 2, 28, 28], shared=True) == 2 * whole  # a run of each image
-    assert boxes.ends([1, 1, 4, 16], shared=True) == 4 * torn  # a run of each row, and rows are not whole lines
-
-
-@pytest.mark.parametrize("forward", [False, True])
-def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
-    """What boxes cost is known before there is a plan: runs of pixels in a box that meet the same taps."""
-    rng = np.random.default_rng(7)
-    for _ in range(60):
-        axes = []
-        for _ in range(4):
-            k, stride, x = (int(rng.integers(1, high)) for high in (5, 4, 12))
-            pad = int(rng.integers(0, k))
-            axes.append(Axis(x, max(1, (x + 2 * pad - k) // stride + 1), k, stride, 1, pad))
-        split = tuple(bool(apart) for apart in rng.integers(0, 2, 4))
-        box = [int(rng.integers(1, 9)) for _ in axes]
-        filling = Filling(tuple(axes), forward, 6, 4, 10, False, TARGETS["native"], 0.0, {})
-        filling.splits, filling.maps = [split], {
-            apart: axis_maps(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
-        }  # fmt: skip
-        maps = axis_maps(tuple(axes), forward, box, split, False)
-        counted: dict[int, int] = {}
-        for corner in product(*(range(0, w.boxes * w.box, w.box) for w in maps)):
-            for part in product(*(w.segments for w in maps)):
-                ends = [min(s.stop, at + b) - max(s.start, at) for s, at, b in zip(part, corner, box, strict=True)]
-                if min(ends) > 0:
-                    taps = prod(len(s.taps) for s in part)
-                    counted[prod(ends)] = counted.get(prod(ends), 0) + taps * 10 + filling.begin
-        steps, tiling = filling.best(box)
-        assert steps == filling.steps(box, tiling)
-        assert filling.runs(box, split) == counted
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from ..plan.axes import axis_maps, packed, phases_of
 from ..plan.bits import TEAM, THREAD_BYTES
-from ..plan.cost import Boxes, Filling, Room, Tasks, lost
+from ..plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, waited
 from ..plan.records import entry_steps, up
 from ..plan.tuning import even_steps, tuning
 from ..target import LINE
@@ -23,7 +23,7 @@ from .records import Cut, Layer, Output, Source, Sums, Task, TaskOrder, Tile, We
 
 def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output, threads: int) -> Cut:
     """Boxes of pixels, tiles in them, and borders that are kept apart."""
-    filling = _filling(layer, tile, source, output)
+    costs = _tile_costs(layer, tile, source, output)
     boxes = _boxes(layer, tile, sums, source, output)
     least = tuning(tile.target).search.least_tiles * tile.most_rows
     columns, results = ceil(layer.cout / tile.lanes), prod(layer.out_strides)
@@ -32,19 +32,19 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
         options = task_options(layer, tile, sums, source, threads)
 
-        def tasks(box: list[int]) -> Tasks:
+        def tasks(box: list[int]) -> BoxTasks:
             order, parts = cut_task(options, boxes.number(box), prod(box) * results)
             by_channel = order is TaskOrder.CHANNEL
-            return Tasks(tile.blocks, 0) if by_channel else Tasks(parts, group_parts * parts)
+            return BoxTasks(tile.blocks, 0) if by_channel else BoxTasks(parts, group_parts * parts)
 
         return boxes.best(threads, least, lambda box: columns * steps(box), tasks)
 
     # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
     # spoils, so which of them are taken must not depend on the number of threads.
-    box = box_for(TEAM, lambda box: filling.best(box)[0])
-    _, tiling = filling.best(box)
+    box = box_for(TEAM, lambda box: costs.best(box)[0])
+    _, tiling = costs.best(box)
     if threads > TEAM:
-        box = box_for(threads, lambda box: filling.steps(box, tiling))
+        box = box_for(threads, lambda box: costs.steps(box, tiling))
     maps = axis_maps(layer.axes, layer.forward, box, tiling.split, source.in_place)
     packs = tuple(packed(a, m, layer.forward, source.in_place) for a, m in zip(layer.axes, maps, strict=True))
     steps = [p.stride for p in packs] if source.in_place else [e * source.pitch for e in entry_steps(packs)]
@@ -54,19 +54,18 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table)
 
 
-def _filling(layer: Layer, tile: Tile, source: Source, output: Output) -> Filling:
+def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> TileCosts:
     """What tiles in boxes cost."""
-    second = tuning(tile.target).gather.second_tile
+    tuned = tuning(tile.target)
+    second = tuned.gather.second_tile
     price = 4 * second if tile.last_vectors else second  # a second tile is two more functions if a block is narrower
     if tile.lane_groups:
         price = 1e9  # it would never be worth it
     last = layer.axes[-1]
     spread = abs(last.x_step) * last.stride * layer.out_size if max(layer.out_strides) > 1 else 0
     evenly_spaced = {} if tile.lane_groups else even_steps(tile.target, tile.vectors, 0 if output.staged else spread)
-    return Filling(
-        layer.axes, layer.forward, tile.most_rows, tile.vectors, layer.cin, source.in_place, tile.target, price,
-        evenly_spaced,
-    )  # fmt: skip
+    work = TileWork(tile.most_rows, tile.vectors, layer.cin, price, evenly_spaced, tuned)
+    return TileCosts(layer.axes, layer.forward, source.in_place, work)
 
 
 def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> Boxes:
@@ -79,7 +78,7 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
         pixel_bytes += groups * (layer.cin * layer.size + layer.cout * layer.out_size)
     tuned = tuning(tile.target)
     vector = tuned.boxes.pack if layer.in_channel[1] == 1 else tuned.boxes.pack_transposed
-    room = Room(
+    needs = BoxNeeds(
         pixel_bytes, budget, sums.most_pixels,
         layer.taps * sums.real_chunk * tile.block * (layer.size if sums.pairs else layer.item),
         0 if output.staged else tile.block * layer.out_size, tile.target.l2,
@@ -89,7 +88,7 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
     last = layer.axes[-1]
     contiguous = (last.y_step if layer.forward else last.x_step) == 1  # results are, along rows
     line = LINE // min(layer.size, layer.out_size) if contiguous else 1
-    return Boxes(layer.axes, layer.forward, room, line, tuned)
+    return Boxes(layer.axes, layer.forward, needs, line, tuned)
 
 
 def _channels_in(layer: Layer, tile: Tile) -> int:
@@ -196,4 +195,4 @@ def _many_weights(layer: Layer, tile: Tile, source: Source, threads: int) -> boo
         else layer.taps * tile.vectors >= tuned.gather.cheap_steps * strides
     )
     blocks = [min(tile.block, layer.cout - at) for at in range(0, layer.cout, tile.block)]
-    return cheap and lost(blocks, layer.groups, threads, tuned.search.many_tasks) < tuned.gather.block_waiting
+    return cheap and waited(blocks, layer.groups, threads, tuned.search.many_tasks) < tuned.gather.block_waiting

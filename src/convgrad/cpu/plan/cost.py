@@ -1,7 +1,9 @@
-"""How results are cut: boxes of pixels that tasks take, register tiles in them, borders that are kept apart.
+"""What it costs to compute results in boxes of pixels and in register tiles, and which boxes cost least.
 
-Of all that fits, what costs least is taken. Costs are counted in steps: a vector times one channel, added to a sum.
-Where channels are taken in pairs, a pair is two steps.
+Threads take boxes as tasks; tiles compute the pixels of a box. `TileCosts` counts the steps of tiles: pixels at the
+border have fewer taps, but if they are kept apart, they fill tiles badly. `Boxes` adds what a box costs beside that:
+inputs that are packed again where boxes overlap, lines of memory that two threads write, threads that wait. The numbers
+are in tuning.py, and so is the unit: a step is a vector times one channel, added to a sum.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from itertools import product
 from math import ceil, gcd, inf, prod
 from typing import NamedTuple
 
-from ..target import Target
 from .axes import Axis, axis_maps, longest, reach
 from .records import pieces, up
-from .tuning import Tuning, shorter, tuning
+from .tuning import Tuning, shorter
+
+MANY_PHASES = 64  # of so many, none is looked at closely: planning would take long
 
 
 class Tiling(NamedTuple):
@@ -29,59 +32,42 @@ class Tiling(NamedTuple):
     split: tuple[bool, ...]
 
 
-class Filling:
-    """What tiles in boxes cost: a border pixel meets fewer taps, but pixels in tiles of their own fill them badly.
+class TileWork(NamedTuple):
+    """What tiles do, whatever the boxes."""
 
-    A second tile must save more than its price, a share of the time. `even` has rows and costs of tiles that are to
-    fill up what is in a box of each row.
-    """
+    most_rows: int
+    vectors: int  # in a row
+    channels: int  # that are summed
+    second_tile: float  # the share of the time that a second tile must save
+    even_steps: dict[int, float]  # steps of tiles of other heights, if their pixels are always evenly spaced
+    tuning: Tuning
 
-    def __init__(
-        self, axes: tuple[Axis, ...], forward: bool, rows: int, vectors: int, channels: int, in_place: bool,
-        target: Target, price: float, even: dict[int, float],
-    ) -> None:  # fmt: skip
-        self.channels = channels
-        row = tuning(target)
-        tiles = row.tiles
-        self.tuned, self.begin = tiles, row.boxes.begin
-        self.even = even
-        self.out_stride = [1 if forward else a.stride for a in axes]
-        heights = [rows] if tiles.fixed else range(rows, max(rows - 3, 0), -1)
+
+class TileCosts:
+    """Steps of the tiles of all boxes, for one vector of channels."""
+
+    def __init__(self, axes: tuple[Axis, ...], forward: bool, in_place: bool, work: TileWork) -> None:
+        self.work, self.tuned = work, work.tuning.tiles
         none = (False,) * len(axes)
         self.splits = [none]
-        self.tiles = [(rows, 0)]
-        if prod(self.out_stride) <= 64:
+        self.tiles = [(work.most_rows, 0)]
+        if prod(_out_strides(axes, forward)) <= MANY_PHASES:
+            heights = [work.most_rows] if self.tuned.fixed else range(work.most_rows, max(work.most_rows - 3, 0), -1)
             self.tiles = [(height, short) for height in heights for short in range(height)]
             if not in_place:
-                self.splits += _splits(axes, row.search.border_pieces)
-        # Where segments of pixels that meet the same taps begin and end does not depend on the box.
+                self.splits += _splits(axes, work.tuning.search.border_pieces)
+        self.tile_steps = {tile: self._tile_steps(*tile) for tile in self.tiles}
+        # Where segments of pixels with the same taps begin and end does not depend on the box.
         whole = [a.y if forward else a.x for a in axes]
         able = tuple(any(split[i] for split in self.splits) for i in range(len(axes)))
         self.maps = {any(split): axis_maps(axes, forward, whole, split, in_place) for split in {none, able}}
-
-        def price_of(tile: tuple[int, int]) -> tuple[float, float]:
-            height, short = tile
-            more = (1 + price if short else 1.0) * (1 + tiles.high_price * max(height - tiles.flat_rows, 0))
-            whole = shorter(tiles, rows, vectors, height) * height
-            less = shorter(tiles, rows, vectors, short) * max(short, tiles.least_rows)
-            return more * whole, more * less
-
-        self.prices = {tile: price_of(tile) for tile in self.tiles}
         self.segments = cache(self._segments)
         self.common = cache(self._common)
 
-    def _segments(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
-        """How often so many positions along an axis, in a box, meet so many taps."""
-        seen: dict[tuple[int, int], int] = {}
-        for s in self.maps[apart][axis].segments:
-            for n, often in pieces(s.start, s.stop, box).items():
-                seen[n, len(s.taps)] = seen.get((n, len(s.taps)), 0) + often
-        return tuple(seen.items())
-
     def best(self, box: Sequence[int]) -> tuple[float, Tiling]:
-        """The steps of the tiles of all boxes for one vector of channels, and those that take the fewest."""
+        """The fewest steps, and the tiling that takes them."""
         totals = [(split, self.runs(box, split)) for split in self.splits]
-        tiles = [*self.tiles, *((rows, 0) for rows in self.even)]
+        tiles = [*self.tiles, *((rows, 0) for rows in self.work.even_steps)]
         return min(
             (self._steps(box, Tiling(*tile, split), total), Tiling(*tile, split))
             for split, total in totals
@@ -92,31 +78,53 @@ class Filling:
         """The steps with given tiles."""
         return self._steps(box, tiling, self.runs(box, tiling.split))
 
-    def _common(self, apart: bool, box: int) -> int:
-        """The greatest number that divides all that boxes have of rows: tiles of its divisors fill them."""
-        axis = len(self.out_stride) - 1
-        return gcd(*(n for (n, _), _ in self.segments(axis, apart, box)))
-
     def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
-        """For runs of so many pixels in a box, the products that each of them takes, of all together."""
+        """For runs of so many pixels in a box, the products that each pixel takes, of all such runs together."""
         total: dict[int, int] = {}
+        begin = self.work.tuning.boxes.begin
         segments = (self.segments(i, apart, b) for i, (apart, b) in enumerate(zip(split, box, strict=True)))
         for parts in product(*segments):
             pixels = taps = often = 1
-            for (n, met), times in parts:
-                pixels, taps, often = pixels * n, taps * met, often * times
-            total[pixels] = total.get(pixels, 0) + often * (taps * self.channels + self.begin)
+            for (n, along), times in parts:
+                pixels, taps, often = pixels * n, taps * along, often * times
+            total[pixels] = total.get(pixels, 0) + often * (taps * self.work.channels + begin)
         return total
 
     def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
         height, short, split = tiling
-        whole, less = self.prices.get((height, short), (self.tuned.uneven * height, 0.0))
+        whole, less = self.tile_steps.get((height, short), (self.tuned.uneven * height, 0.0))
         if self.common(split[-1], box[-1]) % height == 0:
-            whole = self.even.get(height, self.tuned.evenly_spaced * whole)
+            whole = self.work.even_steps.get(height, self.tuned.evenly_spaced * whole)
         return sum(
             products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
             for n, products in total.items()
         )
+
+    def _tile_steps(self, height: int, short: int) -> tuple[float, float]:
+        """The steps of a tile and of a second one, for each product of a pixel."""
+        work, tuned = self.work, self.tuned
+        price = 1 + work.second_tile if short else 1.0
+        price *= 1 + tuned.high_price * max(height - tuned.flat_rows, 0)
+        whole = shorter(tuned, work.most_rows, work.vectors, height) * height
+        less = shorter(tuned, work.most_rows, work.vectors, short) * max(short, tuned.least_rows)
+        return price * whole, price * less
+
+    def _segments(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
+        """How often there are so many positions with so many taps along an axis, in boxes of a size."""
+        seen: dict[tuple[int, int], int] = {}
+        for s in self.maps[apart][axis].segments:
+            for n, often in pieces(s.start, s.stop, box).items():
+                seen[n, len(s.taps)] = seen.get((n, len(s.taps)), 0) + often
+        return tuple(seen.items())
+
+    def _common(self, apart: bool, box: int) -> int:
+        """The greatest number that divides all pieces of rows in boxes: tiles of its divisors fill them."""
+        axis = len(self.maps[apart]) - 1
+        return gcd(*(n for (n, _), _ in self.segments(axis, apart, box)))
+
+
+def _out_strides(axes: tuple[Axis, ...], forward: bool) -> list[int]:
+    return [1 if forward else a.stride for a in axes]
 
 
 def _splits(axes: tuple[Axis, ...], pieces: int) -> list[tuple[bool, ...]]:
@@ -130,96 +138,88 @@ def _splits(axes: tuple[Axis, ...], pieces: int) -> list[tuple[bool, ...]]:
     return [tuple(i in one for i in range(len(axes))) for one in chosen]
 
 
-class Tasks(NamedTuple):
+class BoxTasks(NamedTuple):
     """What a box is to threads: how often it is packed, and how many tasks it makes; none if tasks have all boxes."""
 
-    again: int
-    each: int
+    packed: int
+    tasks: int
 
 
 @dataclass(frozen=True)
-class Room:
+class BoxNeeds:
     """What a box may take, and what it costs beside its products."""
 
     entry_bytes: int  # of an input, packed, and what is kept beside it
-    budget: int  # bytes
-    most: int  # results
+    budget: int  # bytes of all entries
+    most_results: int
     weight_bytes: int
     result_bytes: int
     l2: int
     packing: float  # steps for an input
-    channels: int  # of the results, if they lie apart
+    channels: int  # of the results, if they are strided
 
 
 class Boxes:
-    """Boxes of results, each with the inputs that it meets."""
+    """Boxes of results, each with the inputs that its taps reach.
 
-    def __init__(self, axes: tuple[Axis, ...], forward: bool, room: Room, line: int, row: Tuning) -> None:
-        self.axes, self.room = axes, room
-        self.costs, self.search = row.boxes, row.search
-        self.out_stride = [1 if forward else a.stride for a in axes]
-        self.in_stride = [a.stride if forward else 1 for a in axes]
+    `line` is how many results along the last axis are in a line of memory.
+    """
+
+    def __init__(self, axes: tuple[Axis, ...], forward: bool, needs: BoxNeeds, line: int, tuning: Tuning) -> None:
+        self.axes, self.needs, self.line = axes, needs, line
+        self.costs, self.search = tuning.boxes, tuning.search
+        self.out_strides = _out_strides(axes, forward)
+        self.in_strides = [a.stride if forward else 1 for a in axes]
         self.results = [a.y if forward else a.x for a in axes]
-        self.count = [ceil(n / f) for n, f in zip(self.results, self.out_stride, strict=True)]
-        self.spread = [reach(a, forward) - 1 for a in axes]
-        self.line = line  # results along the last axis in a line of memory
+        self.positions = [ceil(n / f) for n, f in zip(self.results, self.out_strides, strict=True)]
+        self.overlap = [reach(a, forward) - 1 for a in axes]
         self.choices = cache(self._choices)
 
     def entries(self, box: Sequence[int]) -> int:
         """Inputs that are packed for a box."""
-        ends = zip(box, self.in_stride, self.spread, self.axes, strict=True)
+        ends = zip(box, self.in_strides, self.overlap, self.axes, strict=True)
         return prod(min((b - 1) * s + d + 1, b * a.k) for b, s, d, a in ends)
 
     def number(self, box: Sequence[int]) -> int:
         """How many boxes there are."""
-        return prod(ceil(c / b) for c, b in zip(self.count, box, strict=True))
+        return prod(ceil(n / b) for n, b in zip(self.positions, box, strict=True))
 
     def fits(self, box: Sequence[int]) -> bool:
         """Whether a box is small enough."""
-        small = prod(box) * prod(self.out_stride) <= self.room.most or all(b == 1 for b in box)
-        return small and self.entries(box) * self.room.entry_bytes <= self.room.budget
-
-    def footprint(self, box: Sequence[int]) -> int:
-        """Bytes that a task has in the caches."""
-        results = prod(box) * prod(self.out_stride) * self.room.result_bytes
-        return self.entries(box) * self.room.entry_bytes + results + self.room.weight_bytes
-
-    def sizes(self, axis: int, *, narrow: bool) -> list[int]:
-        """Lengths along an axis to choose from. Rows are short only if they may be `narrow`."""
-        n = self.count[axis]
-        many = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)
-        if axis < len(self.count) - 1:
-            return sorted({size for size in (*(ceil(n / cuts) for cuts in many), 1, 2, 3, 4) if size <= n})
-        size = longest(n, lambda size: self.fits([*[1] * axis, size]))
-        cuts = ceil(n / size)
-        shorter = [ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts)]
-        if narrow:
-            shorter += [ceil(n / (cuts * c)) for c in many]
-        line = ceil(self.line / self.out_stride[axis])
-        whole = {up(s, line) if 2 * line <= s < n else s for s in shorter}
-        least = 1 if narrow else min(self.search.narrowest, size)
-        return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
-
-    def _choices(self, narrow: bool) -> list[list[int]]:
-        """All boxes that fit, made of those lengths."""
-        found: list[list[int]] = [[]]
-        for axis in reversed(range(len(self.count))):
-            sizes = self.sizes(axis, narrow=narrow)
-            found = [[s, *b] for b in found for s in sizes if s == 1 or self.fits([*[1] * axis, s, *b])]
-        return found
+        small = prod(box) * prod(self.out_strides) <= self.needs.most_results or all(b == 1 for b in box)
+        return small and self.entries(box) * self.needs.entry_bytes <= self.needs.budget
 
     def best(
-        self, threads: int, least: int, steps: Callable[[list[int]], float], tasks: Callable[[list[int]], Tasks]
+        self,
+        threads: int,
+        least: int,
+        steps: Callable[[list[int]], float],
+        tasks: Callable[[list[int]], BoxTasks],
     ) -> list[int]:
-        """The box that costs least. `steps` says what the products take in all boxes; `tasks` what a box is to threads.
+        """The box that costs least.
 
-        Each of them has something to do if that takes boxes of no fewer than `least` positions.
+        Boxes have no fewer than `least` positions, if every thread has enough tasks then. `steps` says what the
+        products take in all boxes, `tasks` what a box is to threads.
         """
-        costs = self.costs
+        looked_at = self._looked_at(threads, least, tasks)
+        # Threads that wait only make it longer, so a box that costs more even if none waits need not be looked at.
+        waiting = self.costs.waiting
+        least_cost, best = inf, looked_at[0]
+        for alone, box in sorted((self._cost(box, steps(box), tasks(box)), box) for box in looked_at):
+            if alone >= least_cost:
+                break
+            waited = self._waited(box, tasks(box).tasks, threads)
+            cost = alone * (1 - waiting + waiting / (1 - waited))
+            if cost < least_cost:
+                least_cost, best = cost, box
+        return best
+
+    def _looked_at(self, threads: int, least: int, tasks: Callable[[list[int]], BoxTasks]) -> list[list[int]]:
+        """The boxes to choose from: those that leave fewest threads without work, and of these overlap least."""
         wanted = self.search.enough_tasks * threads
 
         def busy(box: list[int]) -> int:
-            each = tasks(box).each
+            each = tasks(box).tasks
             return min(self.number(box) * each, wanted) if each else wanted
 
         found = [b for b in self.choices(False) if busy(b) == wanted and prod(b) >= least]
@@ -229,62 +229,84 @@ class Boxes:
         else:  # few results: as many boxes as there can be
             found = self.choices(True)
             found = [b for b in found if prod(b) >= least] or found
-        looked_at = nsmallest(
+        return nsmallest(
             self.search.looked_at, found, key=lambda b: (-busy(b), self.entries(b) / prod(b), -prod(b))
-        )
+        )  # fmt: skip
 
-        def cost(box: list[int]) -> float:
-            number, (again, each) = self.number(box), tasks(box)
-            packing = self.room.packing * self.entries(box) * number * again
-            ends = self.room.channels * number * self.ends(box, shared=each > 0 and again == 1)
-            crowded = max(0.0, self.footprint(box) / self.room.l2 - costs.roomy)
-            return (steps(box) + packing + ends + costs.task * number) * (1 + costs.crowded * crowded)
+    def _choices(self, narrow: bool) -> list[list[int]]:
+        """All boxes that fit. Rows are short only if they may be `narrow`."""
+        found: list[list[int]] = [[]]
+        for axis in reversed(range(len(self.positions))):
+            sizes = self._row_lengths(narrow) if axis == len(self.positions) - 1 else self._lengths(axis)
+            found = [[s, *b] for b in found for s in sizes if s == 1 or self.fits([*[1] * axis, s, *b])]
+        return found
 
-        # Threads that wait only make it longer, so no box that costs more without that need be asked.
-        least_cost, best = inf, looked_at[0]
-        for alone, box in sorted((cost(box), box) for box in looked_at):
-            if alone >= least_cost:
-                break
-            waiting = self.waiting(box, tasks(box).each, threads)
-            together = alone * (1 - costs.waiting + costs.waiting / (1 - waiting))
-            if together < least_cost:
-                least_cost, best = together, box
-        return best
+    def _lengths(self, axis: int) -> list[int]:
+        """Lengths of boxes along an axis that is not the last."""
+        n = self.positions[axis]
+        return sorted({size for size in (*(ceil(n / cuts) for cuts in CUTS), 1, 2, 3, 4) if size <= n})
 
-    def waiting(self, box: Sequence[int], each: int, threads: int) -> float:
-        """The share of time that threads wait, if a box is so many tasks: see `lost`."""
-        if not each or self.number(box) > self.search.many_tasks * threads:
-            return 0.0
-        lengths = [[min(b, c - at) for at in range(0, c, b)] for c, b in zip(self.count, box, strict=True)]
-        return lost([prod(sides) for sides in product(*lengths)], each, threads, self.search.many_tasks)
+    def _row_lengths(self, narrow: bool) -> list[int]:
+        """Lengths of boxes along the last axis: in whole lines of memory, if a row is cut."""
+        axis, n = len(self.positions) - 1, self.positions[-1]
+        size = longest(n, lambda size: self.fits([*[1] * axis, size]))
+        cuts = ceil(n / size)
+        lengths = [ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts)]
+        if narrow:
+            lengths += [ceil(n / (cuts * c)) for c in CUTS]
+        line = ceil(self.line / self.out_strides[axis])
+        whole = {up(s, line) if 2 * line <= s < n else s for s in lengths}
+        least = 1 if narrow else min(self.search.narrowest, size)
+        return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
 
-    def ends(self, box: Sequence[int], shared: bool) -> float:
+    def _cost(self, box: list[int], steps: float, tasks: BoxTasks) -> float:
+        """The steps of all boxes, if no thread waits."""
+        number, costs, needs = self.number(box), self.costs, self.needs
+        packing = needs.packing * self.entries(box) * number * tasks.packed
+        ends = needs.channels * number * self._end_steps(box, shared=tasks.tasks > 0 and tasks.packed == 1)
+        results = prod(box) * prod(self.out_strides) * needs.result_bytes
+        footprint = self.entries(box) * needs.entry_bytes + results + needs.weight_bytes
+        crowded = max(0.0, footprint / needs.l2 - costs.roomy)
+        return (steps + packing + ends + costs.task * number) * (1 + costs.crowded * crowded)
+
+    def _end_steps(self, box: Sequence[int], shared: bool) -> float:
         """Steps for the ends of runs of results in a box, of one channel: rows, or several of them if they are whole.
 
         `shared` says that other threads write the same channels meanwhile.
         """
-        *outer, rows, columns = [b * f for b, f in zip(box, self.out_stride, strict=True)]
+        *outer, rows, columns = [b * f for b, f in zip(box, self.out_strides, strict=True)]
         *_, height, width = self.results
         whole = columns >= width
-        lengths = (rows * width,) if whole else (columns, width)
-        torn = any(n % self.line for n in lengths) and not (whole and rows >= height)
+        runs = (rows * width,) if whole else (columns, width)
+        torn = any(n % self.line for n in runs) and not (whole and rows >= height)
         return prod(outer) * (1 if whole else rows) * (self.costs.torn_run if torn and shared else self.costs.run)
 
+    def _waited(self, box: Sequence[int], tasks: int, threads: int) -> float:
+        """The share of time that threads wait, if a box is so many tasks: see `waited`."""
+        many = self.search.many_tasks
+        if not tasks or self.number(box) > many * threads:
+            return 0.0
+        lengths = [[min(b, n - at) for at in range(0, n, b)] for n, b in zip(self.positions, box, strict=True)]
+        return waited([prod(sides) for sides in product(*lengths)], tasks, threads, many)
 
-def lost(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
-    """The share of time that threads wait for the last of them, each taking the next piece when it is done with one.
 
-    Each size stands for so many pieces. The mean for that number of threads, two at least, and half of it;
-    none if there are more than `many` pieces for each.
+CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so many boxes
+
+
+def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
+    """The share of time that threads wait for the last of them, each taking the next task when it is done with one.
+
+    Each size stands for so many tasks. The mean for that number of threads, two at least, and half of it; none if there
+    are more than `many` tasks for each.
     """
     if each * len(sizes) > many * threads:
         return 0.0
-    pieces = [size for size in sizes for _ in range(each)]
-    return sum(1 - busy(pieces, team) for team in (threads // 2, threads)) / 2
+    tasks = [size for size in sizes for _ in range(each)]
+    return sum(1 - busy(tasks, team) for team in (threads // 2, threads)) / 2
 
 
 def busy(sizes: Sequence[float], threads: int) -> float:
-    """How much of their time threads have work that take pieces of those sizes, from both ends in turns: see ir.py."""
+    """How much of their time threads have work that take tasks of those sizes, from both ends: see frame.py."""
     left = deque(sizes)
     ends = [(0.0, thread) for thread in range(threads)]
     while left:
