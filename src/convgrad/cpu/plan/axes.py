@@ -5,7 +5,7 @@ Batch is treated as one more spatial axis with a kernel of 1, and axes that noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import ceil
@@ -80,37 +80,42 @@ def simplify(p: Problem) -> Shape:
 
 
 def offsets(a: Axis, forward: bool) -> list[int]:
-    """Input offset of each tap of an axis."""
+    """Where each tap of an axis reads: position q of the result reads coordinate q*in_stride + offset of the input.
+
+    Backward, q counts the results of one phase: see `phase_of`.
+    """
     if forward:
         return [k * a.dilation - a.pad for k in range(a.k)]
     return [-((k * a.dilation - a.pad) // a.stride) for k in range(a.k)]
 
 
-def reach(a: Axis, forward: bool) -> int:
-    """Inputs from the first that a result meets along an axis to the last."""
-    found = offsets(a, forward)
-    return max(found) - min(found) + 1
+def phase_of(a: Axis, tap: int, forward: bool) -> int:
+    """The results that a tap serves: those at q*out_stride + phase."""
+    return 0 if forward else (tap * a.dilation - a.pad) % a.stride
 
 
-def spans(a: Axis, box: int, forward: bool) -> tuple[int, int]:
-    """Inputs that a box meets along an axis, and how many elements lie between them: all from the first to the last.
+def valid_range(offset: int, stride: int, size: int, count: int) -> tuple[int, int]:
+    """Where a tap lies inside the input: the first and the end of all q < count with 0 <= q*stride + offset < size.
 
-    A stride without a kernel leaves out those between.
+    The end may be below the first: then it lies outside everywhere.
     """
-    in_stride, size, step = (a.stride, a.x, a.x_step) if forward else (1, a.y, a.y_step)
-    if reach(a, forward) == 1:
-        return min(box, ceil(size / in_stride)), in_stride * step
-    return min((box - 1) * in_stride + reach(a, forward), size), step
+    return max(0, -(offset // stride)), min(count, -((offset - size) // stride))
 
 
-def valid_range(a: Axis, offset: int) -> tuple[int, int]:
-    """The range of y for which a tap at that offset lies inside x."""
-    return max(0, -(offset // a.stride)), min(a.y, -((offset - a.x) // a.stride))
+def inside(a: Axis, forward: bool) -> bool:
+    """Whether all taps of an axis lie inside the input everywhere, so that no padding is read."""
+    if forward:
+        return a.pad == 0 and (a.y - 1) * a.stride + (a.k - 1) * a.dilation < a.x
+    for k, offset in enumerate(offsets(a, forward)):
+        count = ceil((a.x - phase_of(a, k, forward)) / a.stride)
+        if count > 0 and valid_range(offset, 1, a.y, count) != (0, count):
+            return False
+    return True
 
 
 def tap_ranges(axes: tuple[Axis, ...]) -> TapRanges:
-    """What each weight meets."""
-    found = [[(o * a.x_step, valid_range(a, o)) for o in offsets(a, True)] for a in axes]
+    """Where each weight reads x and y, as the weight gradient needs it."""
+    found = [[(o * a.x_step, valid_range(o, a.stride, a.x, a.y)) for o in offsets(a, True)] for a in axes]
     taps = list(product(*found))
     return TapRanges(
         tuple(sum(at for at, _ in tap) for tap in taps),
@@ -120,70 +125,92 @@ def tap_ranges(axes: tuple[Axis, ...]) -> TapRanges:
     )
 
 
-def inside(a: Axis, forward: bool) -> bool:
-    """Whether every input that an axis meets lies inside the tensor, so that no padding is read."""
-    if forward:
-        return a.pad == 0 and (a.y - 1) * a.stride + (a.k - 1) * a.dilation < a.x
-    for k in range(a.k):
-        residue = (k * a.dilation - a.pad) % a.stride
-        offset = (residue + a.pad - k * a.dilation) // a.stride
-        count = ceil((a.x - residue) / a.stride)
-        if count > 0 and (offset < 0 or count - 1 + offset >= a.y):
-            return False
-    return True
-
-
 def tap_offsets(axes: tuple[Axis, ...]) -> Ints:
-    """Where each kernel element lies in w."""
+    """Where each kernel element is in w."""
     return tuple(
         sum(k * a.w_step for k, a in zip(ks, axes, strict=True)) for ks in product(*(range(a.k) for a in axes))
     )
+
+
+def reach(a: Axis, forward: bool) -> int:
+    """Inputs from the first that a result reads along an axis to the last."""
+    found = offsets(a, forward)
+    return max(found) - min(found) + 1
+
+
+def spans(a: Axis, box: int, forward: bool) -> tuple[int, int]:
+    """Inputs that a box reads along an axis, and elements from one to the next: all from the first to the last.
+
+    A stride without a kernel leaves out those between.
+    """
+    in_stride, size, step = (a.stride, a.x, a.x_step) if forward else (1, a.y, a.y_step)
+    if reach(a, forward) == 1:
+        return min(box, ceil(size / in_stride)), in_stride * step
+    return min((box - 1) * in_stride + reach(a, forward), size), step
 
 
 def axis_maps(
     axes: tuple[Axis, ...], forward: bool, box: Sequence[int], split: Sequence[bool], in_place: bool,
     thinned: bool = False,
 ) -> tuple[AxisMap, ...]:  # fmt: skip
-    """How the output maps over the input, for boxes of a size. In place, entries are coordinates.
+    """What results read, for boxes of a size. In place, entries are coordinates.
 
-    Of rows that are `thinned`, the inputs of neighbouring outputs lie side by side.
+    On axes that are `split`, each segment has only the taps that lie inside. If rows are `thinned`, the inputs of
+    neighbouring results are contiguous in them.
     """
     maps: list[AxisMap] = []
     for i, (a, size, apart) in enumerate(zip(axes, box, split, strict=True)):
-        found = offsets(a, forward)
-        out_stride, in_stride = (1, a.stride) if forward else (a.stride, 1)
-        low = min(found)
-        separate = not in_place and _separate(a, size, in_stride, found)
-        distinct = sorted(set(found))
-        thin = thinned and not separate and i == AXES - 1
-        if in_place:
-            entry = {o: o for o in found}
-        elif thin:
-            residues, count = _thinned(size, in_stride, found)
-            entry = {o: residues.index((o - low) % in_stride) * count + (o - low) // in_stride for o in found}
-        else:
-            entry = {o: distinct.index(o) * size if separate else o - low for o in found}
-        out, inner = (a.y, a.x) if forward else (a.x, a.y)
-        step = a.y_step if forward else a.x_step
-        segments: list[Segment] = []
-        met_by_residue: list[list[tuple[int, int]]] = [[] for _ in range(out_stride)]
-        for k, o in enumerate(found):
-            met_by_residue[(k * a.dilation - a.pad) % out_stride].append((k, o))
-        for residue, taps in enumerate(met_by_residue):
-            count = max(0, ceil((out - residue) / out_stride))
-            # A tap is met where 0 <= q*in_stride + o < inner.
-            met = {k: (max(0, -(o // in_stride)), min(count, -((o - inner) // in_stride))) for k, o in taps}
-            cuts = sorted({0, count, *(min(max(c, 0), count) for ends in met.values() for c in ends if apart)})
-            for start, stop in pairwise(cuts):
-                here = [(k, entry[o]) for k, o in taps if not apart or (met[k][0] <= start and stop <= met[k][1])]
-                segments.append(Segment(residue, start, stop, tuple(here)))
-        band = (0, in_stride) if in_place else (0, 1) if separate else (low, 1 if thin else in_stride)
-        maps.append(AxisMap(out, out_stride, in_stride, step, size, a.k, *band, tuple(segments)))
+        out, out_stride, step = (a.y, 1, a.y_step) if forward else (a.x, a.stride, a.x_step)
+        in_stride = a.stride if forward else 1
+        layout = _Layout.of(a, forward, size, in_place, thinned and i == AXES - 1)
+        segments = tuple(_segments(a, forward, apart, layout.entries))
+        low, packed_stride = layout.low, layout.packed_stride
+        maps.append(AxisMap(out, out_stride, in_stride, step, size, a.k, low, packed_stride, segments))
     return tuple(maps)
 
 
-def _separate(a: Axis, box: int, in_stride: int, found: list[int]) -> bool:
-    """Whether a band holds one run per tap because the span that the taps cover is mostly not read."""
+def _segments(a: Axis, forward: bool, apart: bool, entries: dict[int, int]) -> Iterator[Segment]:
+    """The results of an axis, cut where taps begin and end to lie inside if borders are kept apart."""
+    out, out_stride, in_stride, size = (a.y, 1, a.stride, a.x) if forward else (a.x, a.stride, 1, a.y)
+    of_phase: list[list[tuple[int, int]]] = [[] for _ in range(out_stride)]
+    for k, o in enumerate(offsets(a, forward)):
+        of_phase[phase_of(a, k, forward)].append((k, o))
+    for phase, taps in enumerate(of_phase):
+        count = max(0, ceil((out - phase) / out_stride))
+        valid = {k: valid_range(o, in_stride, size, count) if apart else (0, count) for k, o in taps}
+        cuts = sorted({0, count, *(min(max(c, 0), count) for ends in valid.values() for c in ends)})
+        for start, stop in pairwise(cuts):
+            here = ((k, entries[o]) for k, o in taps if valid[k][0] <= start and stop <= valid[k][1])
+            yield Segment(phase, start, stop, tuple(here))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the inputs of a box are packed along an axis: entry q*packed_stride + entries[offset] for each tap."""
+
+    low: int  # coordinate of the first entry, for q = 0
+    packed_stride: int
+    entries: dict[int, int]
+
+    @classmethod
+    def of(cls, a: Axis, forward: bool, box: int, in_place: bool, thinned: bool) -> _Layout:
+        """Chosen by what is packed: nothing, a run for each tap, every `in_stride`th input, or all of them."""
+        found = offsets(a, forward)
+        in_stride = a.stride if forward else 1
+        low = min(found)
+        if in_place:
+            return cls(0, in_stride, {o: o for o in found})
+        if _by_taps(a, box, in_stride, found):
+            return cls(0, 1, {o: i * box for i, o in enumerate(sorted(set(found)))})
+        if thinned:
+            firsts, count = _thinned(box, in_stride, found)
+            entries = {o: firsts.index((o - low) % in_stride) * count + (o - low) // in_stride for o in found}
+            return cls(low, 1, entries)
+        return cls(low, in_stride, {o: o - low for o in found})
+
+
+def _by_taps(a: Axis, box: int, in_stride: int, found: list[int]) -> bool:
+    """Whether a run is packed for each tap, because most of what lies between taps is not read."""
     return box * a.k < (box - 1) * in_stride + max(found) - min(found) + 1
 
 
@@ -193,18 +220,18 @@ def _thinned(box: int, in_stride: int, found: list[int]) -> tuple[list[int], int
     return sorted({o % in_stride for o in above}), box + max(above) // in_stride
 
 
-def packed(a: Axis, w: AxisMap, forward: bool, in_place: bool) -> Packed:
-    """How the input of an axis is copied for a box."""
+def packed(a: Axis, m: AxisMap, forward: bool, in_place: bool) -> Packed:
+    """How the input of an axis is packed for a box: see `_Layout`."""
     size, stride = (a.x, a.x_step) if forward else (a.y, a.y_step)
     found = offsets(a, forward)
     if in_place:
         return Packed(size, stride, 1)
-    if _separate(a, w.box, w.in_stride, found):
-        return Packed(size, stride, w.box, w.in_stride, tuple(sorted(set(found))))
-    if w.packed_stride < w.in_stride:
-        residues, count = _thinned(w.box, w.in_stride, found)
-        return Packed(size, stride, count, w.in_stride, tuple(residues))
-    return Packed(size, stride, (w.box - 1) * w.in_stride + reach(a, forward))
+    if _by_taps(a, m.box, m.in_stride, found):
+        return Packed(size, stride, m.box, m.in_stride, tuple(sorted(set(found))))
+    if m.packed_stride < m.in_stride:
+        firsts, count = _thinned(m.box, m.in_stride, found)
+        return Packed(size, stride, count, m.in_stride, tuple(firsts))
+    return Packed(size, stride, (m.box - 1) * m.in_stride + reach(a, forward))
 
 
 def phases_of(

@@ -194,7 +194,7 @@ def _by_images(shape: Shape) -> Shape:
     Any axis without a kernel serves as images.
     """
     *outer, row = shape.axes
-    ends = [valid_range(row, o) for o in offsets(row, True)]
+    ends = [valid_range(o, row.stride, row.x, row.y) for o in offsets(row, True)]
     ranges = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in ranges)
     filled = sum(high - low for low, high in ranges) > 0.99 * places
