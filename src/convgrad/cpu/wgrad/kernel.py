@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ..emit.frame import Frame
 from ..emit.prefetch import slice_of
+from ..emit.slices import add_slices
 from ..ir.builder import Function, Module, Value
-from ..ir.vectors import size_of
 from .records import Boxes, WeightGradient
 from .sides import Place, inputs, next_box, of_block, pack_sides, packers, place, results, with_stop
 from .tile import group_tile, tile
@@ -207,18 +207,14 @@ def _inside(k: _Kernel, box: _Box, tap: Value) -> tuple[Value, Value, list[Value
 
 def _add_slices(k: _Kernel, item: Value) -> None:
     """Add the sums of all slices for one tile of each block of lanes, in order, and write them."""
-    f, plan, vector = k.frame.f, k.plan, inputs(k.plan).vector
+    f, plan = k.frame.f, k.plan
     unit, tile = f.split(item, [plan.units, plan.parts.tiles])
     here = with_stop(f, plan, place(f, plan, unit))
     sums = f.at(k.frame.at["sums"], f.mul(unit, plan.boxes.slices * plan.task_sums), plan.sum)
     size = plan.tile_sums
     with f.loop(0, f.sub(here.lane_stop, here.lane_start)) as local, f.loop(0, size, plan.lanes) as inner:
         i = f.add(f.mul(f.add(f.mul(local, plan.parts.tiles), tile), size), inner)
-        total = f.load(f.at(sums, i, plan.sum), vector, size_of(plan.sum))
-        for s in range(1, plan.boxes.slices):
-            more = f.load(f.at(sums, f.add(i, s * plan.task_sums), plan.sum), vector, size_of(plan.sum))
-            total = f.op(f"fadd {vector} {total}, {more}")
-        f.store(total, f.at(sums, i, plan.sum), vector, size_of(plan.sum))
+        add_slices(f, inputs(plan), sums, i, plan.boxes.slices, plan.task_sums)
     _write(k, here, sums, (tile, f.add(tile, 1)))
 
 
