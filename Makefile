@@ -47,17 +47,22 @@ clean:
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "convgrad needs Python 3.10 or newer; say which one: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "making $(VENV), the folder for everything that is installed (some seconds, once)"
+	@$(PYTHON) -m venv $(VENV)
 
 # Installed again when the dependencies may have changed. The tests' installation serves for everything else too.
+PIP := $(PY) -m pip install --disable-pip-version-check --progress-bar on
 $(VENV)/.installed: pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	@echo "installing NumPy and llvmlite (less than a minute, once)"
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-cli: pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@echo "installing NumPy, llvmlite, rich and msgspec (less than a minute, once)"
+	@$(PIP) -e '.[cli]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@echo "installing the tests' tools and PyTorch, some 200 MB to 3 GB (minutes, once)"
+	@$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-cli

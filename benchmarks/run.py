@@ -455,7 +455,7 @@ def words(choices: Sequence[str]) -> Callable[[str], list[str]]:
         found = [word for word in text.split(",") if word]
         for word in found:
             if word not in choices:
-                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(choices)}")
+                raise argparse.ArgumentTypeError(f"{word!r} must be one of {', '.join(choices)}")
         return list(dict.fromkeys(found))
 
     return read
@@ -467,7 +467,7 @@ def counts(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of thread counts, as 2 or 1,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of thread counts, as 2 or 1,2")
     return list(dict.fromkeys(found))
 
 
@@ -475,7 +475,7 @@ def pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -542,8 +542,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = run(args.chosen, settings, peers, pace, machines, progress)
     share = others.share()
     print("\n".join(report(results, peers)))
-    if share is not None and share > 0.02:
-        print(f"\nOther processes took {100 * share:.0f}% of the CPUs meanwhile: the figures are not to be trusted.")
+    if told := others.told():
+        print(f"\n{told}")
     document = {
         **head,
         "other_work": share,

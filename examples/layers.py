@@ -59,9 +59,15 @@ class Layer:
         return 2e-9 * self.n * prod(self.y) * prod(self.kernel) * self.cx * self.cy / self.groups
 
     def __str__(self) -> str:
-        x, y = (f"{c} x {'x'.join(map(str, n))}" for c, n in ((self.cx, self.x), (self.cy, self.y)))
-        text = f"{self.n} x {f'{y} to {x}' if self.transposed else f'{x} to {y}'}, {self.data_format}"
-        options = {"stride": (self.stride, 1), "dilation": (self.dilation, 1), "groups": (self.groups, 1)}
+        x, y = ("x".join(map(str, (c, *n))) for c, n in ((self.cx, self.x), (self.cy, self.y)))
+        text = f"{y} -> {x}" if self.transposed else f"{x} -> {y}"
+        text += f", batch {self.n}, {self.data_format}, kernel {'x'.join(map(str, self.kernel))}"
+        options = {
+            "padding": (self.pad, 0),
+            "stride": (self.stride, 1),
+            "dilation": (self.dilation, 1),
+            "groups": (self.groups, 1),
+        }
         return text + "".join(f", {name} {value}" for name, (value, default) in options.items() if value != default)
 
 
@@ -256,7 +262,7 @@ def options(words: Sequence[str] | None) -> tuple[list[Layer], list[str]]:
     try:
         chosen = [layer for layer in LAYERS if re.search(given.layers, layer.name, re.IGNORECASE)]
     except re.error as error:
-        parser.error(f"--layers {given.layers}: no regular expression: {error}")
+        parser.error(f"--layers {given.layers}: not a regular expression: {error}")
     if not chosen:
         parser.error(f"--layers {given.layers}: finds none of {'; '.join(layer.name for layer in LAYERS)}")
     if given.threads is not None:
@@ -288,9 +294,10 @@ def main(words: Sequence[str] | None = None) -> int:
                     wrong.append(f"{layer.name}, {dtype}, {'weights' if wanted == 'w' else 'data'}: {failure}")
             print()
     count = 2 * len(layers) * len(dtypes)
-    print(f"\n{count - len(wrong)} of {count} gradients verified in {time.perf_counter() - started:.1f} s:")
-    print("some elements by sums in plain Python, the whole by its adjoint identity, narrow")
-    print("types by one rounding.")
+    print(f"\n{count - len(wrong)} of {count} gradients verified in {time.perf_counter() - started:.1f} s.")
+    print("Three checks each: single elements against sums in plain Python; the whole")
+    print("result by the identity <conv(x, w), y> = <x, data(y, w)> = <w, weights(x, y)>;")
+    print("bf16 and f16 against the float32 result, rounded once.")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
 

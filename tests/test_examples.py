@@ -68,7 +68,7 @@ def test_commands(line, capsys, monkeypatch):
     # What takes seconds is timed briefly, and what is large has one image.
     if words[0] == "bench":
         words += ["--budget=0.02", "--peers="]
-    if words[0] in ("bench", "check") and not any(word.endswith(".json") for word in words):
+    if words[0] in ("bench", "check") and not any(word.endswith(".json") or " " in word for word in words):
         words += ["--mb=1"]
     if words[0] == "run":
         monkeypatch.setattr(cli.run, "PACES", dict.fromkeys("PF", convgrad.bench.timing.Pace(budget=0.02, blocks=1)))

@@ -352,9 +352,14 @@ def _work(case: Case) -> str:
     missed = _unreached(p)
     if missed:
         what = f"there {result} {_alone(p)}" if p.wanted == "x" else "they are not read"
-        share_missed = missed / prod(p.x)
-        text += f"; no window meets {missed:,} of {prod(p.x):,} positions of {names['x']} ({share_missed:.0%}): {what}"
+        text += f"; no window meets {missed:,} of {prod(p.x):,} positions of {names['x']}"
+        text += f" ({_percent(missed / prod(p.x))}): {what}"
     return text
+
+
+def _percent(share: float) -> str:
+    """A share as a percentage that is 100% only if it is all."""
+    return f"{min(share, 0.9999):.2%}" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def _alone(p: Problem) -> str:

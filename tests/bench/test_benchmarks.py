@@ -180,10 +180,10 @@ def test_layers_are_chosen_by_name_group_or_source(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layers", "("], "no regular expression"),
+        (["--layers", "("], "not a regular expression"),
         (["--layers", "nothing has this name"], "matches no layer"),
-        (["--dtype", "f32,f8"], "'f8' is none of f32"),
-        (["--threads", "0"], "no list of thread counts"),
+        (["--dtype", "f32,f8"], "'f8' must be one of f32"),
+        (["--threads", "0"], "not a list of thread counts"),
         (["--budget", "0"], "must be above 0"),
     ],
 )

@@ -321,14 +321,14 @@ def test_threads_that_stay_idle_are_told(monkeypatch):
 def test_pictures():
     p = Problem.parse("x f32 n1 g1 cx1 cy1 x8x7 w3x2 y4x2 s2x4 d1x2 p1x0")
     assert picture(p, glyphs=ASCII) == [
-        "h: x 8, kernel 3, stride 2, dilation 1, padding met 1 + 0, y 4",
+        "h: x 8, kernel 3, stride 2, dilation 1, padding used: 1 before, 0 after, y 4",
         "     .01234567",
         "y 0  o##",
         "y 1    ###",
         "y 2      ###",
         "y 3        ###",
         "",
-        "w: x 7, kernel 2, stride 4, dilation 2, padding met 0 + 0, y 2",
+        "w: x 7, kernel 2, stride 4, dilation 2, padding used: 0 before, 0 after, y 2",
         "     0123456",
         "y 0  #-#",
         "y 1      #-#",

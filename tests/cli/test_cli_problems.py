@@ -204,22 +204,26 @@ def test_batches(tmp_path, capsys):
     ("words", "message"),
     [
         ([], "no problem"),
-        (["--dir=UP", "ic1oc1_ih1kh1"], "'UP' is none of FWD_B"),
-        (["--dt=f8", "ic1oc1_ih1kh1"], "'f8' is none of"),
+        (["ic16", "oc16", "ih7kh3"], "descriptor 'ic16'"),
+        (["ic16 oc16 ih7 kh3 ph1"], "a descriptor has no spaces: ic16oc16ih7kh3ph1"),
+        (["--threads=2", "ic1oc1_ih1kh1"], "CONVGRAD_NUM_THREADS"),
+        (["--dt=float32", "ic1oc1_ih1kh1"], "'float32' is 'f32' here"),
+        (["--dir=UP", "ic1oc1_ih1kh1"], "'UP' must be one of FWD_B"),
+        (["--dt=f8", "ic1oc1_ih1kh1"], "'f8' must be one of"),
         (["--dt=f32:f32", "ic1oc1_ih1kh1"], "SRC:WEI:DST"),
-        (["--tag=nhwc", "ic1oc1_ih1kh1"], "none of ncx"),
-        (["--mb=x", "ic1oc1_ih1kh1"], "'x' is no count"),
-        (["--match=(", "ic1oc1_ih1kh1"], "no regular expression"),
+        (["--tag=nhwc", "ic1oc1_ih1kh1"], "must be one of ncx, abx, nxc, axb, any; 'nhwc' is 'nxc' here"),
+        (["--mb=x", "ic1oc1_ih1kh1"], "'x' is not a number from 0"),
+        (["--match=(", "ic1oc1_ih1kh1"], "not a regular expression"),
         (["--batch=nowhere"], "No such file"),
-        (["--dirs=FWD_D"], "did you mean 'dir'"),
+        (["--dirs=FWD_D"], "did you mean '--dir'"),
         (["--engine=gpu", "ic1oc1_ih1kh1"], "cpu and reference"),
         (["ic1oc1_ih1kh1", "--dt"], "needs a value"),
         (["ic1oc1_ih1kh1", "ic1"], "descriptor 'ic1': oc must be given"),
         (["x f32 n2"], "x f32 n2"),
-        (["examples/layer.json"], "graph files are for `convgrad run`"),
-        ([str(ROOT)], f"a file of them is --batch={ROOT}"),
+        (["examples/layer.json"], "is a graph file, not a problem; use `convgrad run`"),
+        ([str(ROOT)], f"a file, not a problem; use --batch={ROOT}"),
         ([f"--batch={ROOT}"], "Is a directory"),
-        (["--batch=examples/layer.json"], "a graph file is no list of words"),
+        (["--batch=examples/layer.json"], "a graph file is not a list of words"),
     ],
 )
 def test_wrong_words(words, message, capsys):
@@ -230,7 +234,11 @@ def test_wrong_words(words, message, capsys):
 
 
 def test_commands_that_are_none(capsys):
-    for word, message in (("chek", "did you mean 'check'"), ("fly", "run, check, bench"), ("--foo", "'--foo' is no")):
+    for word, message in (
+        ("chek", "did you mean 'check'"),
+        ("fly", "run, check, bench"),
+        ("--foo", "no command '--foo'"),
+    ):
         assert main([word]) == 2
         error = capsys.readouterr().err
         assert message in error
@@ -240,19 +248,19 @@ def test_commands_that_are_none(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--jsn"], "did you mean 'json'?"),
-        (["check", "--engin=cpu"], "did you mean 'engine'?"),
-        (["bench", "--budgt=1"], "did you mean 'budget'?"),
-        (["bench", "--peer="], "did you mean 'peers'?"),
-        (["bench", "--dri=FWD_D"], "did you mean 'dir'?"),
-        (["explain", "--verbos"], "did you mean 'verbose'?"),
+        (["run", "--jsn"], "did you mean '--json'?"),
+        (["check", "--engin=cpu"], "did you mean '--engine'?"),
+        (["bench", "--budgt=1"], "did you mean '--budget'?"),
+        (["bench", "--peer="], "did you mean '--peers'?"),
+        (["bench", "--dri=FWD_D"], "did you mean '--dir'?"),
+        (["explain", "--verbos"], "did you mean '--verbose'?"),
         (["check", "--zzz"], "there are --json, --engine, --conv, --deconv, --dir,"),
         (["check", "--json=no"], "--json takes no value"),
-        (["ops", "--foo"], "'--foo' is no option; there are --json"),
-        (["ops", "Foo"], "'Foo' is no operation of oneDNN Graph; `convgrad ops` lists"),
+        (["ops", "--foo"], "there is no option '--foo'; there are --json"),
+        (["ops", "Foo"], "'Foo' is not an operation of oneDNN Graph; `convgrad ops` lists"),
         (["ops", "Convolution", "Convolutoin"], "did you mean 'Convolution'?"),
         (["ops", "--json", "ConvolutionBackpropFilter"], "did you mean 'ConvolutionBackpropFilters'?"),
-        (["ops", "ReLU"], "'ReLU' is no operation of this family; `convgrad ops` lists"),
+        (["ops", "ReLU"], "'ReLU' is not an operation of this family; `convgrad ops` lists"),
     ],
 )
 def test_names_that_are_none(words, message, capsys):
@@ -264,8 +272,58 @@ def test_names_that_are_none(words, message, capsys):
 
 
 def test_a_search_that_finds_nothing(capsys):
-    assert main(["check", "--match=zzz", "ic1oc1_ih1kh1"]) == 2
-    assert "nothing to do" in capsys.readouterr().out
+    for command in ("check", "bench", "explain"):
+        assert main([command, "--match=zzz", "ic1oc1_ih1kh1"]) == 2
+        shown = capsys.readouterr()
+        assert "--match=zzz finds none of 1 problems" in shown.err
+        assert not shown.out
+
+
+LINE = "x f32 n2 g1 cx4 cy4 x7 w3 y7 s1 d1 p1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["check", "--dt=bf16", "--dir=BWD_W", LINE], f"--dir and --dt apply to descriptors; the line '{LINE}' names"),
+        (["explain", "--deconv", LINE], "--deconv applies to descriptors"),
+        (["explain", "--dt=bf16", "examples/layer.json"], "--dt applies to descriptors; examples/layer.json names"),
+        (["bench", "--mb=7", "examples/layer.json"], "--mb applies to descriptors; examples/layer.json names"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(words, message, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_help(capsys):
+    assert main(["help", "check"]) == 0
+    assert "usage: convgrad check" in capsys.readouterr().out
+    assert main(["check", "--", "ic4oc4_ih5kh3"]) == 0
+    with pytest.raises(SystemExit) as caught:
+        main(["help"])
+    assert caught.value.code == 0
+    assert "usage: convgrad" in capsys.readouterr().out
+
+
+def test_problem_lines_have_no_columns_of_options(capsys):
+    assert main(["check", LINE]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["result", "problem"]
+
+
+def test_what_makes_times_doubtful(monkeypatch):
+    others = bench.timing.OtherWork()
+    monkeypatch.setattr(others, "share", lambda: 0.61)
+    right = report.Outcome("", report.State.passed, fields={"of peak": "99% fma"})
+    over = report.Outcome("", report.State.passed, fields={"of peak": "over fma"})
+    assert list(bench.notes([right], others)) == [
+        "Other processes took 61% of the CPUs meanwhile: do not trust these times."
+    ]
+    monkeypatch.setattr(others, "share", lambda: 0.01)
+    assert list(bench.notes([right], others)) == []
+    (note,) = bench.notes([right, over], others)
+    assert "faster than the limit" in note
 
 
 def test_sizes_that_only_uneven_padding_comes_to_are_told(capsys):
@@ -327,6 +385,10 @@ def test_bench(capsys):
     assert (code, case["problem"]) == (0, "unet_up")
     assert "torch ms" not in case
     assert main(["bench", "--peers=cudnn", "ic8oc8_ih14kh3ph1"]) == 2
+    assert "torch and onednn are known" in capsys.readouterr().err
+    for peer in set(bench.PEERS) - set(bench.peers()):
+        assert main(["bench", f"--peers={peer}", "ic8oc8_ih14kh3ph1"]) == 2
+        assert "is not installed" in capsys.readouterr().err
     assert main(["bench", "--budget=long", "ic8oc8_ih14kh3ph1"]) == 2
     assert main(["bench"]) == 2
 
@@ -353,11 +415,13 @@ def test_bench_times_nothing_that_is_wrong(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["run", "check", "bench", "ops", "explain"])
-def test_help_has_examples(command, capsys):
+def test_help_has_examples(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert "examples:" in text
     assert f"  convgrad {command}" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_command_itself(tmp_path):
@@ -379,4 +443,4 @@ def test_the_command_itself(tmp_path):
 def test_without_the_extra_packages(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["ops"]) == 2
-    assert "pip install 'convgrad[cli]'" in capsys.readouterr().err
+    assert "pip install rich msgspec" in capsys.readouterr().err

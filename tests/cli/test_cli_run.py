@@ -92,7 +92,9 @@ def test_unknown_kinds_are_no_strangers(folder, capsys):
     path.write_text(text.replace('"Convolution"', '"Convolutoin"'))
     code, (case,), _ = outcomes(capsys, str(path))
     assert (code, case["state"]) == (1, "refused")
-    assert case["detail"].startswith(f"{path}: CONV_0: 'Convolutoin' is no operation of oneDNN Graph; did you mean 'C")
+    assert case["detail"].startswith(
+        f"{path}: CONV_0: 'Convolutoin' is not an operation of oneDNN Graph; did you mean 'C"
+    )
     path = folder / "stranger.json"
     path.write_text(text.replace('"Convolution"', '"MatMul"'))
     assert main(["run", str(path)]) == 2
@@ -107,11 +109,11 @@ def test_files_that_cannot_be_read(folder, capsys):
     """One line, and the exit code of wrong usage; nothing is run."""
     good = str(folder / "op" / "f32" / "conv_2d.json")
     for command in ("run", "bench"):
-        for name, why in (("nowhere.json", "No such file"), ("op.json", "Is a directory"), ("text.json", "no JSON")):
+        for name, why in (("nowhere.json", "No such file"), ("op.json", "Is a directory"), ("text.json", "not JSON")):
             path = folder / name
             if why == "Is a directory":
                 path.mkdir(exist_ok=True)
-            elif why == "no JSON":
+            elif why == "not JSON":
                 path.write_text("hello")
             assert main([command, good, str(path)]) == 2
             shown = capsys.readouterr()

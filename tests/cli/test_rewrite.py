@@ -57,7 +57,7 @@ def test_types_and_properties(folder):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("conv_2d.json", {"in_shapes": {7: "1"}}, "7 is no input or output of the graph; there are 0, 1, 2"),
+        ("conv_2d.json", {"in_shapes": {7: "1"}}, "7 is not an input or output of the graph; there are 0, 1, 2"),
         ("conv_2d.json", {"in_shapes": {0: "1x2*"}}, "nothing after its *"),
         ("conv_2d.json", {"in_shapes": {0: "1y2"}}, "not of the form"),
         ("conv_2d.json", {"in_shapes": {0: "*abca"}}, "each of abcd once"),

@@ -87,7 +87,7 @@ def test_a_graph_shows_row_by_row(tmp_path):
     found = on_terminal("-m", "convgrad", "run", "--mode=F", "examples/layer.json", cache=tmp_path)
     assert found.code == 0, found.text
     assert found.longest_silence < 2
-    assert found.when("diff_bias: timing") - found.when("forward ") > 0.5, "the first row waits for the last"
+    assert found.when("timing diff_bias") - found.when("forward ") > 0.5, "the first row waits for the last"
     assert max(map(len, found.lines)) <= 80
     rows = [line.split() for line in found.lines if line.startswith("passed")]
     assert [row[1:3] for row in rows] == [
@@ -208,7 +208,7 @@ def test_the_demo(tmp_path):
         (["--fast"], 2, "unrecognized arguments: --fast"),
         (["more"], 2, "unrecognized arguments: more"),
         (["--layers=AlexNet"], 2, "finds none of ResNet-50, first"),
-        (["--layers=("], 2, "no regular expression"),
+        (["--layers=("], 2, "not a regular expression"),
         (["--threads=0"], 2, "from 1 to 1024, got 0"),
         (["--dtype=f8"], 2, "invalid choice: 'f8'"),
     ],

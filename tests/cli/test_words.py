@@ -37,10 +37,10 @@ def test_a_command_takes_its_own_options_out():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("--dtt=f32", "'--dtt=f32' is no option; did you mean 'dt'?"),
-        ("--budgt", "'--budgt' is no option; did you mean 'budget'?"),
-        ("--x", "'--x' is no option; there are --budget, --dt, --batch, --json"),
-        ("-dt", "is no option"),
+        ("--dtt=f32", "there is no option '--dtt=f32'; did you mean '--dt'?"),
+        ("--budgt", "there is no option '--budgt'; did you mean '--budget'?"),
+        ("--x", "there is no option '--x'; there are --budget, --dt, --batch, --json"),
+        ("-dt", "there is no option"),
         ("--dt", "--dt needs a value: --dt=TYPE"),
         ("--json=1", "--json takes no value"),
     ],
@@ -52,10 +52,10 @@ def test_options_that_are_refused(word, message):
 
 
 def test_values_that_are_refused_are_told_with_their_form():
-    told = "--dt=f9: 'f9' is none of f32, f16; the form is --dt=TYPE"
+    told = "--dt=f9: 'f9' must be one of f32, f16; the form is --dt=TYPE"
     with pytest.raises(UsageError, match=told), words.refusing(OPTIONS["dt"], "f9"):
         words.one_of("f9", ["f32", "f16"])
-    with pytest.raises(ValueError, match="no count"):
+    with pytest.raises(ValueError, match="not a number"):
         words.count_of("9" * 19)
 
 

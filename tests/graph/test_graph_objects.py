@@ -570,7 +570,7 @@ def test_execution_from_many_threads():
 
 def test_unknown_ids_are_refused():
     """oneDNN returns an empty tensor and reports success."""
-    with refused("invalid_arguments", "id 9 is no tensor of the partition; there are 0, 1, 2"):
+    with refused("invalid_arguments", "id 9 is not a tensor of the partition; there are 0, 1, 2"):
         Partition(forward()).compile().query_logical_tensor(9)
 
 

@@ -291,6 +291,13 @@ class OtherWork:
         busy, own, wall = (b - a for a, b in zip(self._before, now, strict=True))
         return min(1.0, max(0.0, busy - own) / max(wall * cpu_count(), 1e-9))
 
+    def told(self) -> str:
+        """A sentence about it, or nothing if it is little or unknown."""
+        share = self.share()
+        if share is None or share <= 0.02:
+            return ""
+        return f"Other processes took {share:.0%} of the CPUs meanwhile: do not trust these times."
+
 
 def _cpu_seconds() -> tuple[float, float, float] | None:
     """Seconds that the CPUs of this process were busy, that they worked for this process, and on the clock."""

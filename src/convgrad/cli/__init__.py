@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .driver import Case
-    from .tasks import Entry
+    from .tasks import Entry, Settings
     from .words import Options
 
-MISSING = "the command needs rich and msgspec: pip install 'convgrad[cli]'"
+MISSING = "the command needs rich and msgspec: pip install rich msgspec"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,28 +36,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..spec.check import meant
     from .words import UsageError
 
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     if not words or words[0] in ("-h", "--help", "--version"):
         _parser().parse_args(words or ["--help"])
     if words[0] not in COMMANDS:
         hint = meant(words[0], COMMANDS) or f"there are {', '.join(COMMANDS)}"
-        print(f"convgrad: {words[0]!r} is no command; {hint}; see `convgrad --help`", file=sys.stderr)
+        _complain("convgrad", f"there is no command {words[0]!r}; {hint}", "convgrad --help")
         return 2
-    command, rest = words[0], words[1:]
+    command, rest = words[0], [word for word in words[1:] if word != "--"]
     try:
         if "-h" in rest or "--help" in rest:
             print(_help(command), end="")
             return 0
         return COMMANDS[command](rest)
     except UsageError as error:
-        print(f"convgrad {command}: {error}; see `convgrad {command} --help`", file=sys.stderr)
+        _complain(f"convgrad {command}", str(error), f"convgrad {command} --help")
         return 2
     except ConvgradError as error:
-        print(f"convgrad {command}: {error}", file=sys.stderr)
+        _complain(f"convgrad {command}", str(error))
         return 2
     except BrokenPipeError:
         # The reader of our output, such as `head`, has gone; nothing more can be said.
         sys.stderr.close()
         return 1
+
+
+def _complain(who: str, what: str, see: str = "") -> None:
+    """Say what is wrong, folded between words on a terminal."""
+    text = f"{who}: {what}"
+    if see:
+        text += f" See `{see}`." if text.endswith("?") else f"; see `{see}`"
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
 
 
 def _run(words: list[str]) -> int:
@@ -89,18 +104,18 @@ def _check(words: list[str]) -> int:
     entries = parse(rest, Settings(), options)
     if not entries:
         raise UsageError("no problem: give a descriptor, such as ic16oc16_ih7kh3ph1, or --batch=FILE")
-    _meaningful(entries)
+    entries = _meaningful(entries, Settings())
     report = Report("json" in own, int(own.get("verbose", 0)), columns(entries))
     return report.each(entries, lambda entry: check_entry(entry, chosen))
 
 
 def _bench(words: list[str]) -> int:
     from ..bench import timing
-    from .bench import Bench, bench_entry, bench_graph, columns, peers
+    from .bench import PEERS, Bench, bench_entry, bench_graph, columns, notes
     from .driver import parse as parse_graph
     from .report import Report, console
     from .tasks import Entry, Settings, parse
-    from .words import UsageError, split
+    from .words import UsageError, each, split
 
     options = _own("bench")
     own, rest = split(words, options)
@@ -116,55 +131,101 @@ def _bench(words: list[str]) -> int:
     if not graphs and not problems:
         raise UsageError("nothing to time: give a descriptor, --batch=FILE or a graph file")
     _readable(graphs)
-    _meaningful(problems)
+    if not problems:
+        _unchanged(files, rest)
+    problems = _meaningful(problems, Settings()) if problems else []
+    named = [name for name in each(own.get("peers", "")) if name != "none"]
     screen = console(stderr=True)
-    here: Sequence[str] = ()
-    if own.get("peers") != "":
+    missing: Mapping[str, str | None] = {}
+    if named or "peers" not in own:
         # PyTorch alone takes seconds to load.
         with screen.status("loading the other libraries") if screen.is_terminal else nullcontext():
-            here = tuple(peers())
-    chosen = tuple(filter(None, own.get("peers", ",".join(here)).split(",")))
-    for name in chosen:
-        if name not in here:
-            raise UsageError(f"--peers={name}: installed are {', '.join(here) or 'none'}")
+            missing = {name: peer.available() for name, peer in PEERS.items()}
+    for name in named:
+        if name not in missing:
+            raise UsageError(f"--peers={name}: {' and '.join(PEERS)} are known")
+        if missing[name]:
+            raise UsageError(f"--peers={name}: {missing[name]}")
+    chosen = tuple(named if "peers" in own else [name for name, reason in missing.items() if not reason])
     bench = Bench(chosen, timing.Pace(budget=budget))
     entries: list[Any] = [*graphs, *problems]
     intro = f"Every result is compared with the right one, then timed for {budget:g} s"
-    intro += f", shared with {' and '.join(chosen)}." if chosen else "."
+    intro += f", shared with {' and '.join(chosen)}" if chosen else ""
+    intro += ". The comparison, and measuring the machine once, take their own time."
     report = Report("json" in own, int(own.get("verbose", 0)), columns(entries, bench), intro)
-    return report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))
+    others = timing.OtherWork()
+    code = report.each(entries, lambda e: bench_entry(e, bench) if isinstance(e, Entry) else bench_graph(e, bench))
+    for note in notes(report.outcomes, others):
+        report.note(note)
+    return code
 
 
 def _readable(cases: Sequence[Case]) -> None:
     """Refuse files of the command line that cannot be read. In a batch, such a file is one case among others."""
+    from ..errors import SpecError
+    from ..spec.descriptors import Descriptor
     from .rewrite import document
+    from .words import UsageError
 
     for case in cases:
-        if not case.listed:
+        if case.listed:
+            continue
+        try:
             document(case.path)
+        except SpecError as error:
+            if "not JSON" in str(error) and not case.name.endswith(".json"):
+                what = f"{case.name} is not a graph file; descriptors are for `convgrad check --batch={case.name}`"
+                raise UsageError(what) from None
+            with suppress(SpecError):
+                if not case.path.exists() and Descriptor.parse(case.name):
+                    what = f"there is no file {case.name}; a descriptor is for `convgrad check`"
+                    raise UsageError(what) from None
+            raise
 
 
-def _meaningful(entries: Sequence[Entry]) -> None:
-    """Refuse words of the command line that are no problem. In a batch, such a word is one case among others."""
+def _unchanged(names: Sequence[str], rest: Sequence[str]) -> None:
+    """Refuse options that would change a descriptor where there is none."""
+    from ..spec.check import listed
+    from .tasks import FIELDS
+    from .words import UsageError
+
+    options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    wrong = [f"--{name}" for name in FIELDS if f"--{name}" in options]
+    if wrong:
+        verb = "applies" if len(wrong) == 1 else "apply"
+        raise UsageError(f"{listed(wrong)} {verb} to descriptors; {names[0]} names its own")
+
+
+def _meaningful(entries: Sequence[Entry], start: Settings) -> list[Entry]:
+    """The entries that --match finds. `start` is what the command begins with.
+
+    Words of the command line that are no problem are refused. In a batch, such a word is one case among others.
+    """
     from ..errors import SpecError
+    from ..spec.check import listed
     from .words import UsageError
 
     for entry in entries:
         if entry.where:
             continue
+        if entry.is_line and (changed := entry.settings.changes(start)):
+            verb = "applies" if len(changed) == 1 else "apply"
+            raise UsageError(f"{listed(changed)} {verb} to descriptors; the line {entry.text!r} names its own")
         try:
             entry.read()
         except SpecError as error:
             if entry.text.endswith(".json"):
-                raise UsageError(f"{entry.text} is no problem; graph files are for `convgrad run`") from None
+                raise UsageError(f"{entry.text} is a graph file, not a problem; use `convgrad run`") from None
             if Path(entry.text).exists():
-                raise UsageError(f"{entry.text} is no problem; a file of them is --batch={entry.text}") from None
+                raise UsageError(f"{entry.text} is a file, not a problem; use --batch={entry.text}") from None
             raise UsageError(str(error)) from None
+    found = [entry for entry in entries if entry.matches]
+    if not found:
+        raise UsageError(f"--match={entries[0].settings.match} finds none of {len(entries)} problems")
+    return found
 
 
 def _ops(words: list[str]) -> int:
-    import shutil
-
     from rich.console import Console
 
     from ..errors import SpecError
@@ -196,8 +257,6 @@ def _ops(words: list[str]) -> int:
 
 
 def _explain(words: list[str]) -> int:
-    import shutil
-
     from ..graph.reader import read_file
     from .explain import as_json, explained, told
     from .tasks import Settings, parse
@@ -206,12 +265,15 @@ def _explain(words: list[str]) -> int:
     options = _own("explain")
     own, rest = split(words, options)
     files = [word for word in rest if word.endswith(".json") and not word.startswith("-")]
-    entries = parse([word for word in rest if word not in files], Settings(directions=()), options)
+    start = Settings(directions=())
+    entries = parse([word for word in rest if word not in files], start, options)
     if not entries and not files:
         raise UsageError("nothing to explain: give a descriptor, a problem line or a graph file")
+    if entries:
+        entries = _meaningful(entries, start)
+    else:
+        _unchanged(files, rest)
     found = explained(entries, [read_file(file).graph() for file in files])
-    if not found:
-        raise UsageError("no problem is left to explain: --match finds none")
     width = min(shutil.get_terminal_size().columns, 120)
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     lines = as_json(found) if "json" in own else told(found, width=width, plain=plain, verbose="verbose" in own)
@@ -227,7 +289,7 @@ def _own(command: str) -> Options:
     own = {
         "check": [Option("engine", "NAME", "cpu, or reference (NumPy)")],
         "bench": [
-            Option("peers", "NAMES", "other libraries: torch, onednn (all that are installed), or none"),
+            Option("peers", "NAMES", "other libraries: torch, onednn (all that are installed), or none (--peers=none)"),
             Option("budget", "SECONDS", "seconds for one problem (2)"),
         ],
         "explain": [Option("verbose", "", "every field of the plan, too")],
@@ -244,33 +306,34 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 _ABOUT = {
-    "run": "run graphs from oneDNN's JSON files, with the grammar of benchdnn's graph driver",
+    "run": "run graph files of oneDNN, by the rules of benchdnn's graph driver",
     "check": "compute problems on integers and compare the results to the bit",
     "bench": "time problems beside the machine's limits and other libraries",
     "ops": "show the operations: tensors, attributes, types",
-    "explain": "tell what a layer comes to: sizes, padding, cost, who computes it, and how",
+    "explain": "show a layer's sizes, padding and cost, and how it is computed",
 }
 
 _EXAMPLES = {
     "run": """
   convgrad run examples/layer.json
   convgrad run --mode=P examples/layer.json
-  convgrad run --dt=f32,bf16 --in-shapes=0:4x28x28x64 --case=examples/convolution.json
+  convgrad run --dt=f32,bf16 --in-shapes=0:4x28x28x64 \\
+    --case=examples/convolution.json
   convgrad run --in-shapes=0:1x128x14x14 --op-attrs=0:dst_shape:1x64x28x28 \\
     --case=examples/convolution_backward_data.json
   convgrad run --batch=examples/graphs
 """,
     "check": """
   convgrad check ic16oc16_ih7kh3ph1
-  convgrad check --dir=BWD_D,BWD_W --dt=f32,bf16 --tag=nxc mb8ic64ih56oc64oh56kh3ph1
+  convgrad check --dir=BWD_D,BWD_W --dt=f32,bf16 --tag=nxc mb8ic64ih56oc64kh3ph1
   convgrad check --deconv g2mb256oc96oh27ic256ih27kh5ph2
   convgrad check 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
   convgrad check --batch=examples/shapes_resnet50 --match=res4
 """,
     "bench": """
   convgrad bench mb8ic64ih56oc64oh56kh3ph1
-  convgrad bench --dir=BWD_D --tag=nxc --peers= --budget=0.5 ic16oc16_ih7kh3ph1
-  convgrad bench --peers= --match=res4 --batch=examples/shapes_resnet50
+  convgrad bench --dir=BWD_D --tag=nxc --peers=none ic16oc16ih7kh3ph1
+  convgrad bench --peers=none --match=res4 --batch=examples/shapes_resnet50
   convgrad bench --json examples/layer.json
 """,
     "ops": """
@@ -280,8 +343,8 @@ _EXAMPLES = {
 """,
     "explain": """
   convgrad explain ic16oc16_ih7kh3sh2dh1
-  convgrad explain --dir=BWD_W --dt=bf16 --tag=nxc mb8ic64ih56oc64oh28kh3sh2ph1
-  convgrad explain --verbose 'x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1'
+  convgrad explain --dir=BWD_W --dt=bf16 --tag=nxc mb8ic64ih56oc64kh3sh2ph1
+  convgrad explain --verbose 'x f32 n2 g1 cx16 cy32 x28 w3 y14 s2 d1 p1'
   convgrad explain examples/conv_transpose.json
 """,
 }
@@ -293,9 +356,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = "\n".join(f"  {name:<8} {text}" for name, text in _ABOUT.items())
     parser = argparse.ArgumentParser(
         "convgrad",
-        description="Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them.",
-        epilog=f"commands:\n{commands}\n\n`convgrad COMMAND --help` has examples. Exit codes: 0 all passed, "
-        "1 some failed or\nwere refused, 2 wrong usage, 130 interrupted.",
+        description="Convolution, transposed convolution and their gradients,\nexactly as oneDNN Graph defines them.",
+        epilog=f"commands:\n{commands}\n\n`convgrad COMMAND --help` has examples. Exit codes: 0 all passed, 1 some\n"
+        "failed or were refused, 2 wrong usage, 130 interrupted.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"convgrad {__version__}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import engine
-from ..bench import timing
+from ..bench import onednn, timing, torch
 from ..cpu.threads.count import get_num_threads
 from ..dtypes import Array
 from ..errors import ConvgradError, SpecError
@@ -24,6 +24,9 @@ from .report import RESULT, Outcome, State, Step
 from .rewrite import document
 from .rows import Column, widest
 from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
+
+OVER = 1.05
+"""A share of the machine's best above which the best was measured wrong."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ def _probe(threads: int) -> timing.Probe:
     return timing.Probe.of(threads)
 
 
+PEERS: dict[str, ModuleType] = {"torch": torch, "onednn": onednn}
+
+
 def peers() -> dict[str, ModuleType]:
     """The other libraries that are installed."""
-    from ..bench import onednn, torch
-
-    found: dict[str, ModuleType] = {"torch": torch, "onednn": onednn}
-    return {name: peer for name, peer in found.items() if peer.available() is None}
+    return {name: peer for name, peer in PEERS.items() if peer.available() is None}
 
 
 def columns(entries: Sequence[Entry | Case], bench: Bench) -> list[Column]:
@@ -77,8 +80,16 @@ def columns(entries: Sequence[Entry | Case], bench: Bench) -> list[Column]:
         Column("GFLOP/s", 7, right=True),
         Column("of peak", 8, right=True),
         *times,
-        Column("restless", optional=True),
+        Column("restless", quiet=True),
     ]
+
+
+def notes(outcomes: Sequence[Outcome], others: timing.OtherWork) -> Iterator[str]:
+    """What must be known to trust the times."""
+    if any(str(o.fields.get("of peak", "")).startswith("over") for o in outcomes):
+        yield "over: faster than the limit that was measured, so that was measured while something else slowed it."
+    if told := others.told():
+        yield told
 
 
 def measured(bench: Bench) -> Iterator[Step]:
@@ -92,12 +103,12 @@ def bench_entry(entry: Entry, bench: Bench) -> Iterator[Outcome | Step]:
     try:
         yield from measured(bench)
         for index, task in enumerate(tasks(entry)):
-            yield Step(f"{task.title}: checking", index, entry.count)
+            yield Step(f"checking {task.title}", index, entry.count)
             found = ready(task)
             if isinstance(found, Outcome):
                 yield found
                 continue
-            yield Step(f"{task.title}: timing", index, entry.count)
+            yield Step(f"timing {task.title}", index, entry.count)
             yield bench_task(task, bench, *found)
     except ConvgradError as error:
         yield Outcome(f"convgrad bench '{entry.text}'", State.refused, f"{error} ({error.status})")
@@ -139,12 +150,12 @@ def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome | Step]:
     line = f"convgrad bench {case.name}"
     try:
         yield from measured(bench)
-        yield Step(f"{case.name}: compiling")
+        yield Step(f"compiling {case.name}")
         whole = document(case.path).replace(engine_kind="cpu").graph().compile()
         total = len(whole.steps)
         tensors = run.tensors_for(whole)
         for index, step in enumerate(whole.steps):
-            yield Step(f"{step.node.name}: checking", index, total)
+            yield Step(f"checking {step.node.name}", index, total)
             run.execute(step, tensors)
             verdict = run.judge(step, tensors, whole)
             fields: dict[str, Any] = {"problem": step.node.name, "dir": step.node.row.kind}
@@ -152,7 +163,7 @@ def bench_graph(case: Case, bench: Bench) -> Iterator[Outcome | Step]:
             if not verdict.passed:
                 yield Outcome(line, State.failed, f"{step.node.name}: {verdict}", perf_counter() - began, fields)
                 continue
-            yield Step(f"{step.node.name}: timing", index, total)
+            yield Step(f"timing {step.node.name}", index, total)
             if step.problem is None:
                 fields["ms"] = run.timed(step, tensors, bench.pace)["ms"]
                 yield Outcome(line, State.passed, "", perf_counter() - began, fields)
@@ -202,7 +213,7 @@ def side_by_side(
     fields: dict[str, Any] = {
         "ms": least * 1e3,
         "GFLOP/s": problem.flops / least / 1e9,
-        "of peak": f"{limit / least:.0%} {bound}",
+        "of peak": f"{limit / least:.0%} {bound}" if limit <= OVER * least else f"over {bound}",
     }
     for name in bench.peers:
         fields[f"{name} ms"] = times[name].least * 1e3 if name in times else None

@@ -18,11 +18,14 @@ from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
 def columns(entries: Sequence[Entry]) -> list[Column]:
     """The columns for problems, as wide as they ask for."""
     odd = [text for entry in entries[:ROWS] if (text := entry.padding)]
-    return [
-        RESULT,
+    told = [
         Column("dir", of_settings(entries, "directions")),
         Column("dt", max(4, of_settings(entries, "dtypes"))),
         Column("tag", 3),
+    ]
+    return [
+        RESULT,
+        *([] if all(entry.is_line for entry in entries) else told),
         *([Column("padding", widest(odd))] if odd else []),
         Column("problem", widest_problem(entries), lead=True),
     ]
@@ -32,7 +35,7 @@ def check_entry(entry: Entry, chosen: str = "cpu") -> Iterator[Outcome | Step]:
     """Check every problem of an entry."""
     try:
         for index, task in enumerate(tasks(entry)):
-            yield Step(task.title, index, entry.count)
+            yield Step(f"checking {task.title}", index, entry.count)
             yield check_task(task, chosen)
     except ConvgradError as error:
         yield Outcome(f"convgrad check '{entry.text}'", State.refused, f"{error} ({error.status})")

@@ -3,7 +3,7 @@
     --reset --in-shapes=0:1x14x14x128 --op-attrs=0:data_format:NXC*dst_shape:1x28x28x32 --dt=f32,bf16 --case=FILE
 
 Options before a `--case` apply to it, and those at the end of a command line to all of it. Commas make alternatives,
-and the alternatives of all options are multiplied; an empty one means «as in the file».
+and the alternatives of all options are multiplied; an empty one means "as in the file".
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _setting(name: str, value: str, before: Settings) -> dict[str, Any]:
     if name == "mode":
         wrong = set(value.upper()) - set(MODES)
         if wrong or not value:
-            raise ValueError(f"{''.join(sorted(wrong))!r} is no mode; there are {', '.join(MODES)}")
+            raise ValueError(f"{''.join(sorted(wrong))!r} is not a mode; there are {', '.join(MODES)}")
         return {"mode": value.upper()}
     if name == "engine":
         if value.partition(":")[0] != "cpu":
@@ -210,7 +210,7 @@ def _setting(name: str, value: str, before: Settings) -> dict[str, Any]:
 def _fpmath(word: str) -> str:
     mode, colon, flag = word.partition(":")
     if mode not in [str(m) for m in FpMathMode]:
-        raise ValueError(f"{mode!r} is no mode; there are {', '.join(map(str, FpMathMode))}")
+        raise ValueError(f"{mode!r} is not a mode; there are {', '.join(map(str, FpMathMode))}")
     if colon and flag not in ("true", "false"):
         raise ValueError(f"{flag!r} is neither true nor false")
     return word

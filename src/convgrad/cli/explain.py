@@ -62,7 +62,7 @@ def _group(group: Group, width: int, glyphs: Glyphs, verbose: bool) -> Iterator[
         yield from text(first, width, verbose=verbose)
     else:
         yield from title(first, width)
-        yield "With its gradients, which have the shapes of their tensors; --dir shows one."
+        yield "The gradients follow; --dir=FWD_D shows the forward operation alone."
         yield ""
         yield from shapes(cases, width)
         for case in cases:

@@ -53,7 +53,7 @@ def _axis(p: Problem, axis: int, name: str, width: int, rows: int, glyphs: Glyph
     span = extent(k, d)
     end = (y - 1) * s + span - begin - x if y else -x
     told = f"{name}: {names[0]} {x}, kernel {k}, stride {s}, dilation {d}, "
-    told += f"padding met {begin} + {max(end, 0)}, {names[1]} {y}"
+    told += f"padding used: {begin} before, {max(end, 0)} after, {names[1]} {y}"
     label = max(len(f"{names[1]} {max(y - 1, 0)}"), 2) + 2
     room = max(16, width - label)
     last = x + max(end, 0)

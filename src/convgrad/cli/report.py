@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
 from .rows import Column, Rows, shortened
@@ -150,6 +150,11 @@ class Report:
                 text.highlight_words([str(outcome.state)], color)
                 self.out.print(text, soft_wrap=True)
 
+    def note(self, text: str) -> None:
+        """Say something after all else, to people."""
+        if not self.json:
+            self._say(text)
+
     def _line(self, text: str) -> None:
         """Print a line that is to be copied, or read by a program: it is not folded."""
         self.out.print(Text(text), soft_wrap=True)
@@ -173,15 +178,29 @@ class Report:
         self._say(f"{stopped}{self._counts()} in {seconds:.1f} s" + (f"; {self.outro}" if self.outro and told else ""))
 
 
+class Clock(ProgressColumn):
+    """The time that has passed, and that which the rest will take as far as is known: `0:19 so far, 0:16 left`."""
+
+    def render(self, task: Task) -> Text:
+        """The text."""
+        text = f"{minutes(task.elapsed or 0)} so far"
+        return Text(text if task.time_remaining is None else f"{text}, {minutes(task.time_remaining)} left")
+
+
+def minutes(seconds: float) -> str:
+    """A time as 0:19, or 1:02:03."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+
+
 def progress(screen: Console) -> Progress:
     """A bar on a terminal, nothing elsewhere. It moves by itself, so that waiting does not look like an end."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.completed:.0f} of {task.total:.0f}"),
         BarColumn(bar_width=12),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        Clock(),
         TextColumn("{task.description}", markup=False),
         console=screen,
         transient=True,

@@ -51,7 +51,7 @@ def rewrite(document: Document, case: Case) -> Document:
     taken = {t.id for op in document.ops for t in op.inputs}
     inputs = {id: t for id, t in tensors.items() if id not in made}
     outputs = made - taken | (set(document.output_ports) & made)
-    _known(case.in_shapes, sorted({*inputs, *outputs}), "--in-shapes: {} is no input or output of the graph")
+    _known(case.in_shapes, sorted({*inputs, *outputs}), "--in-shapes: {} is not an input or output of the graph")
     _known(case.op_attrs, [op.id for op in document.ops], "--op-attrs: there is no operation {}")
     _known(case.tensor_property, tensors, "--tensor-property: there is no tensor {}")
     _known(case.dt if isinstance(case.dt, Mapping) else {}, tensors, "--dt: there is no tensor {}")

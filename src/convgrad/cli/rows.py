@@ -19,11 +19,12 @@ class Column:
     right: bool = False  # numbers
     lead: bool = False  # may stand on a line of its own, above the rows that share it
     optional: bool = False  # may be left out
+    quiet: bool = False  # has no heading, and cells only where there is something to say; the last column
 
     @property
     def room(self) -> int:
         """The characters that it takes."""
-        return max(self.width, len(self.name))
+        return 0 if self.quiet else max(self.width, len(self.name))
 
 
 def widest(texts: Iterable[str]) -> int:
@@ -60,12 +61,14 @@ class Rows:
         found: list[str] = []
         if self._above is None:
             self._above = ()
-            found += self._row({c.name: c.name for c in self.columns})
+            found += self._row({c.name: "" if c.quiet else c.name for c in self.columns})
         above = tuple(cell(fields.get(c.name)) for c in self.leads)
         if above != self._above:
             self._above = above
             found.append(shortened(GAP.join(above), self.width))
-        return found + self._row({c.name: cell(fields.get(c.name)) for c in self.columns})
+        return found + self._row(
+            {c.name: _quiet(c, fields) if c.quiet else cell(fields.get(c.name)) for c in self.columns}
+        )
 
     def _row(self, cells: Mapping[str, str]) -> list[str]:
         if not self.columns:
@@ -86,6 +89,11 @@ class Rows:
             folded = [text]
         lines = [shortened(line, room) for line in folded]
         return [((start if i == 0 else " " * len(start)) + line).rstrip() for i, line in enumerate(lines)]
+
+
+def _quiet(column: Column, fields: Mapping[str, Any]) -> str:
+    """A cell that says what it is, or nothing."""
+    return f"{column.name}: {fields[column.name]}" if fields.get(column.name) else ""
 
 
 def shortened(text: str, room: int | None) -> str:

@@ -79,7 +79,7 @@ def run_case(case: Case) -> Iterator[Outcome | Step]:
         return Outcome(case.line, state, detail, perf_counter() - began, {"file": case.name} | fields)
 
     try:
-        yield Step(f"{case.name}: reading")
+        yield Step(f"reading {case.name}")
         found = document(case.path)
         if kinds := strangers(found):
             names = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
@@ -94,7 +94,7 @@ def run_case(case: Case) -> Iterator[Outcome | Step]:
         if expected and count != expected:
             yield ended(State.failed, f"{count} partitions instead of {expected}")
             return
-        yield Step(f"{case.name}: compiling")
+        yield Step(f"compiling {case.name}")
         whole = graph.compile()
         if case.mode == "I":
             yield ended(State.done, tell(graph), graph=tell(graph))
@@ -106,7 +106,7 @@ def run_case(case: Case) -> Iterator[Outcome | Step]:
 
 def _steps(case: Case, graph: Graph, whole: CompiledGraph, ended: Callable[..., Outcome]) -> Iterator[Outcome | Step]:
     """Every operation in turn: compute, compare, time."""
-    yield Step(f"{case.name}: filling tensors", 0, len(whole.steps))
+    yield Step(f"filling the tensors of {case.name}", 0, len(whole.steps))
     tensors = tensors_for(whole)
     timing_asked = TIMED & set(case.mode)
     comparing = timing_asked or "C" in case.mode
@@ -115,7 +115,7 @@ def _steps(case: Case, graph: Graph, whole: CompiledGraph, ended: Callable[..., 
         name = step.node.name
 
         def doing(what: str, name: str = name, index: int = index) -> Step:
-            return Step(f"{name}: {what}", index, len(whole.steps))
+            return Step(f"{what} {name}", index, len(whole.steps))
 
         yield doing("computing")
         execute(step, tensors)
@@ -159,7 +159,9 @@ def tell(graph: Graph) -> str:
         return f"{dtypes}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
     words = []
     for node in graph.ops:
-        shapes = " ".join(_shape(t) for t in node.inputs)
+        roles = [arg.role for arg in node.row.inputs]
+        told = {"bias": "bias ", "shape": "shape "}
+        shapes = " ".join(told.get(role, "") + _shape(t) for role, t in zip(roles, node.inputs, strict=False))
         words.append(f"{node.row.kind} {node.inputs[0].dtype} {shapes} → {_shape(node.output)}")
     return "; ".join(words)
 

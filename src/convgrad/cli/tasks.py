@@ -39,6 +39,9 @@ OPTIONS = words.by_name(
     Option("batch", "FILE", "read words from a file; # begins a comment"),
     Option("reset", "", "forget the options so far, except --conv and --deconv"),
 )
+FIELDS = {"dir": "directions", "dt": "dtypes", "tag": "tags", "mb": "mb", "match": "match"}
+"""The options that descriptors alone obey, and the settings that they change."""
+
 IGNORED = words.IGNORED | {"alg", "engine", "wtag", "stag", "dtag", "bia-dt", "skip", "inplace"}
 
 
@@ -74,6 +77,12 @@ class Settings:
     mb: tuple[int, ...] = (0,)
     match: str = ""
 
+    def changes(self, start: Settings) -> list[str]:
+        """The options that made these settings from others."""
+        sizes = [(name, field) for name, field in FIELDS.items() if name != "match"]
+        found = [f"--{name}" for name, field in sizes if getattr(self, field) != getattr(start, field)]
+        return [*found, *(["--deconv"] if self.transposed and not start.transposed else [])]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -83,10 +92,20 @@ class Entry:
     settings: Settings
     where: str = ""  # the batch file that it stands in
 
+    @property
+    def is_line(self) -> bool:
+        """Whether the text is a problem line; else it is a descriptor."""
+        return " " in self.text.strip()
+
+    @property
+    def matches(self) -> bool:
+        """Whether --match finds it."""
+        return not self.settings.match or re.search(self.settings.match, self.text) is not None
+
     def read(self) -> Problem | Descriptor:
         """What the text describes."""
-        if " " in self.text.strip():
-            return Problem.parse(self.text)
+        if self.is_line:
+            return _line(self.text)
         try:
             return Descriptor.parse(self.text, transposed=bool(self.settings.transposed))
         except SpecError as error:
@@ -97,7 +116,7 @@ class Entry:
     def count(self) -> int:
         """How many problems it comes to."""
         s = self.settings
-        return 1 if " " in self.text.strip() else len(s.directions) * len(s.dtypes) * len(s.tags) * len(s.mb)
+        return 1 if self.is_line else len(s.directions) * len(s.dtypes) * len(s.tags) * len(s.mb)
 
     @property
     def padding(self) -> str:
@@ -106,6 +125,19 @@ class Entry:
             found = self.read()
             return found.uneven if isinstance(found, Descriptor) else ""
         return ""
+
+
+def _line(text: str) -> Problem:
+    """A problem line, or what to do with words that are a descriptor in pieces."""
+    try:
+        return Problem.parse(text)
+    except SpecError:
+        whole, found = "".join(text.split()), None
+        with suppress(SpecError):
+            found = Descriptor.parse(whole)
+        if found is None:
+            raise
+        raise SpecError(f"a descriptor has no spaces: {whole}", argument=text) from None
 
 
 def widest_problem(entries: Sequence[Entry]) -> int:
@@ -159,7 +191,7 @@ def _with(settings: Settings, name: str, value: str) -> Settings:
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+            raise ValueError(f"not a regular expression: {error}") from None
         return replace(settings, match=value)
     found = each(value)
     if not found:
@@ -188,7 +220,7 @@ def tasks(entry: Entry) -> Iterator[Task]:
     if isinstance(found, Problem):
         yield of_problem(found)
         return
-    if settings.match and not re.search(settings.match, entry.text):
+    if not entry.matches:
         return
     for dtype, tag, direction, mb in product(settings.dtypes, settings.tags, settings.directions, settings.mb):
         yield of_descriptor(found.with_mb(mb), direction, dtype, tag)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..spec.check import meant
+from ..spec.table import SPELLINGS
 
 _IGNORED = """
     allow-enum-tags-only attr-scratchpad canonical cold-cache cpu-isa-hints ctx-exe ctx-init execution-mode fast-ref
@@ -90,8 +91,10 @@ def option_of(word: str, options: Options, others: Iterable[str] = ()) -> tuple[
     name, equals, value = word.removeprefix("--").partition("=")
     if name not in options:
         known = [*others, *options]
-        hint = meant(name, known) or f"there are {', '.join(f'--{o}' for o in known)}"
-        raise UsageError(f"{word!r} is no option; {hint}")
+        hint = meant(name, known).replace("'", "'--", 1) or f"there are {', '.join(f'--{o}' for o in known)}"
+        if name == "threads":
+            hint = "set the environment variable CONVGRAD_NUM_THREADS"
+        raise UsageError(f"there is no option {word!r}; {hint}")
     form = options[name].form
     if form and not equals:
         raise UsageError(f"--{name} needs a value: --{name}={form}")
@@ -126,14 +129,16 @@ def each(value: str) -> list[str]:
 def count_of(word: str) -> int:
     """A number from 0."""
     if not word.isdecimal() or len(word) > 18:
-        raise ValueError(f"{word!r} is no count")
+        raise ValueError(f"{word!r} is not a number from 0")
     return int(word)
 
 
 def one_of(word: str, choices: Iterable[str]) -> str:
     """A word of a list."""
     if word not in choices:
-        raise ValueError(f"{word!r} is none of {', '.join(choices)}")
+        ours = SPELLINGS.get(word.lower(), word).lower()
+        hint = next((f"; {word!r} is {choice!r} here" for choice in choices if choice.lower() == ours), "")
+        raise ValueError(f"{word!r} must be one of {', '.join(choices)}{hint}")
     return word
 
 
@@ -152,7 +157,7 @@ def located(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> Path
 def opened(name: str, folders: Iterable[Path], batches: Sequence[Path]) -> tuple[Path, list[str]]:
     """The path and the words of a batch file."""
     if name.endswith(".json"):
-        raise UsageError(f"--batch={name}: a graph file is no list of words; give its name alone to `convgrad run`")
+        raise UsageError(f"--batch={name}: a graph file is not a list of words; give its name alone to `convgrad run`")
     try:
         path = located(name, folders, batches).resolve()
         text = path.read_text(encoding="utf-8")

@@ -163,7 +163,7 @@ GRAPH_RULES: dict[str, Rule] = {
         Rule("getter", "invalid_arguments", "is not known: {why}"),
         Rule("logical_tensor", "invalid_arguments", "must be a LogicalTensor"),
         Rule("operation", "invalid_arguments", "must be an Op"),
-        Rule("known_kind", "invalid_graph_op", "is no operation of oneDNN Graph"),
+        Rule("known_kind", "invalid_graph_op", "is not an operation of oneDNN Graph"),
         Rule("empty_attribute", "invalid_arguments", "must not be an empty string"),
         # Graphs.
         Rule("open_graph", "invalid_graph", "is finalized; {what} before that"),
@@ -174,7 +174,7 @@ GRAPH_RULES: dict[str, Rule] = {
         Rule("one_producer", "invalid_graph", "is the output of both {first} and {second}"),
         Rule("no_cycle", "invalid_graph", "must have an order: {names} wait for each other"),
         Rule("not_empty", "invalid_graph", "must have an operation"),
-        Rule("tensor_of_graph", "invalid_arguments", "is no tensor of {where}; there are {known}"),
+        Rule("tensor_of_graph", "invalid_arguments", "is not a tensor of {where}; there are {known}"),
         Rule("strict_rule", "invalid_arguments", "must be 'gradient' in a strict graph, the rule that oneDNN follows"),
         # Compiling and executing.
         Rule("engine_kind", "invalid_arguments", "must be of kind {expected}"),

@@ -21,7 +21,7 @@ from .ops import Op
 try:
     import msgspec
 except ImportError as error:  # pragma: no cover
-    raise ImportError("reading graph files needs msgspec: pip install 'convgrad[cli]'") from error
+    raise ImportError("reading graph files needs msgspec: pip install msgspec") from error
 
 MAX_BYTES = 16 << 20
 MAX_BRACKETS = 1 << 18
@@ -88,6 +88,15 @@ class _Bool(msgspec.Struct, tag_field="type", tag="bool"):
 class _String(msgspec.Struct, tag_field="type", tag="string"):
     value: _Name
 
+
+WORDS = {
+    "dtype": DataType,
+    "layout_type": LayoutType,
+    "property_type": PropertyType,
+    "engine_kind": EngineKind,
+    "fpmath_mode": FpMathMode,
+}
+"""The keys whose values are words of a list."""
 
 _root = msgspec.json.Decoder(_Root)
 _attribute = msgspec.json.Decoder(_Scalar | _List | _Real | _Reals | _Bool | _String)
@@ -184,13 +193,18 @@ def _decoded(decoder: msgspec.json.Decoder[Any], content: bytes | msgspec.Raw, p
         return decoder.decode(content)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `")
+        if decoder is _root and not path:
+            what = f"this is not a oneDNN graph file: {what}"
+        for word in WORDS if what.startswith("Invalid enum value") else ():
+            if path.endswith(f".{word}`"):
+                what += f", must be one of {', '.join(map(str, WORDS[word]))}"
         raise _wrong(place + path.removesuffix("`").removeprefix("$"), what) from None
     except msgspec.DecodeError as error:
-        raise _wrong(_position(bytes(content), str(error)), f"no JSON: {str(error).split(' (byte')[0]}") from None
+        raise _wrong(_position(bytes(content), str(error)), f"not JSON: {str(error).split(' (byte')[0]}") from None
     except RecursionError:
         raise _wrong(place, "nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise _wrong(f"byte {error.start}", "no UTF-8") from None
+        raise _wrong(f"byte {error.start}", "not UTF-8") from None
     except (ValueError, OverflowError) as error:
         raise _wrong(place, str(error)) from None
 
@@ -229,7 +243,7 @@ def _check_keys(content: bytes) -> None:
     except RecursionError:
         raise _wrong("$", "nested too deeply") from None
     except ValueError as error:
-        raise _wrong("$", f"no JSON: {error}") from None
+        raise _wrong("$", f"not JSON: {error}") from None
     waiting: list[tuple[str, Any]] = [("$", tree)]
     while waiting:
         place, value = waiting.pop()

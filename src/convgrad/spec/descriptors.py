@@ -165,7 +165,7 @@ class Descriptor:
         """The operation of a direction, with its tensors in NCX and OIX (IOX), or in NXC and XIO (XOI)."""
         if direction not in DIRECTIONS:
             hint = meant(direction, DIRECTIONS) or f"there are {', '.join(DIRECTIONS)}"
-            raise SpecError(f"descriptor {str(self)!r}: {direction!r} is no direction; {hint}")
+            raise SpecError(f"descriptor {str(self)!r}: {direction!r} is not a direction; {hint}")
         if data_format not in ("NCX", "NXC"):
             raise SpecError(f"descriptor {str(self)!r}: data_format must be NCX or NXC, got {data_format!r}")
         first = data_format == "NCX"
@@ -246,6 +246,8 @@ def _entries(text: str) -> tuple[dict[str, int], str]:
             return found, text[at + 1 :]
         match = _ENTRY.match(text, at)
         if match is None:
+            if _ENTRY.match(text.lower(), at):
+                raise _wrong(text, f"keys are lower-case letters, got {text[at:]!r}")
             raise _wrong(text, f"no key at character {at + 1}, {text[at:]!r}; keys are {', '.join(_KEYS)} and n")
         key, digits = match.groups()
         if not digits or digits.startswith("-"):
@@ -273,7 +275,10 @@ def _axis(text: str, found: dict[str, int], axis: str, transposed: bool) -> Ints
     p = p or 0
     o = (i - 1) * s + span - 2 * p if transposed else _truncate(i - span + 2 * p, s) + 1
     if o < 1:
-        raise _wrong(text, f"o{axis} is not given and comes to {o}, less than 1", f"o{axis}")
+        if not transposed and span > i + 2 * p:
+            what = f"a kernel of {k} that covers {span}" if d else f"the kernel ({k})"
+            raise _wrong(text, f"{what} is larger than the input with its padding ({i + 2 * p})", f"k{axis}")
+        raise _wrong(text, f"o{axis} is not given and would be {o}, less than 1", f"o{axis}")
     return i, o, k, s, p, d
 
 

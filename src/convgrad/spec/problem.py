@@ -168,7 +168,7 @@ class Problem:
                 raise SpecError(f"problem text: {word!r} is not of the form of {_EXAMPLE!r}")
             key = next(k for k, v in match.groupdict().items() if v is not None)
             if key == "algorithm" and match[key] not in ALGORITHMS:
-                raise SpecError(f"problem text: {word!r} is none of {', '.join(f'{key}:{a}' for a in ALGORITHMS)}")
+                raise SpecError(f"problem text: {word!r} must be one of {', '.join(f'{key}:{a}' for a in ALGORITHMS)}")
             found[key] = match[key]
         missing = [k for k in (*_COUNTS, *(f"{s}_sizes" for s in _SIZES)) if k not in found]
         if len(words) < 2 or words[0] not in ("x", "w", "y") or words[1] not in DTYPES or missing:

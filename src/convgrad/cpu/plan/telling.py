@@ -93,7 +93,8 @@ def _pixels(plan: PixelsInLanes, names: Names) -> Telling:
     result, width = names[plan.layer.wanted], plan.result.sizes[2]
     how = f"each channel of {result} is computed on its own, one image after another, which is copied with its padding"
     tile = f"{plan.rows} rows x {plan.block} pixels: {_sums(plan.rows * plan.vectors, plan.lanes)}"
-    tasks = f"{_tasks(plan)}, each at most {plan.task_images} images of one channel"
+    images = "one image" if plan.task_images == 1 else f"at most {plan.task_images} images"
+    tasks = f"{_tasks(plan)}, each {images} of one channel"
     return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
 
 
