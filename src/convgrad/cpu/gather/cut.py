@@ -16,7 +16,7 @@ from ..plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, waited
 from ..plan.records import entry_steps, up
 from ..plan.tuning import even_steps, tuning
 from ..target import LINE
-from .records import Cut, Layer, Output, Source, Sums, Task, TaskOrder, Tile, WeightPacking
+from .records import Cut, Layer, Output, Source, Sums, Task, TaskOrder, Tile, WeightPacking, pixel_channels
 
 # Boxes and tiles.
 
@@ -82,19 +82,13 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
         pixel_bytes, budget, sums.most_pixels,
         layer.taps * sums.real_chunk * tile.block * (layer.size if sums.pairs else layer.item),
         0 if output.staged else tile.block * layer.out_size, tile.target.l2,
-        0 if source.in_place else vector * ceil(_channels_in(layer, tile) / tile.lanes),
+        0 if source.in_place else vector * ceil(pixel_channels(layer, tile) / tile.lanes),
         0 if layer.out_channel[1] == 1 else layer.cout * sums.width,
     )  # fmt: skip
     last = layer.axes[-1]
     contiguous = (last.y_step if layer.forward else last.x_step) == 1  # results are, along rows
     line = LINE // min(layer.size, layer.out_size) if contiguous else 1
     return Boxes(layer.axes, layer.forward, needs, line, tuned)
-
-
-def _channels_in(layer: Layer, tile: Tile) -> int:
-    """Channels of an input pixel, of a group or of all that are side by side."""
-    groups = tile.lane_groups
-    return layer.cin if groups is None else layer.cout // groups.outputs * groups.inputs
 
 
 # Tasks.

@@ -38,7 +38,20 @@ from ..plan.tuning import converts_f16, half_width_text, streams, tile, tuning
 from ..target import Target
 from .cut import cut_pixels, cut_tasks
 from .fold import fold
-from .records import Cut, Fold, Gather, Layer, Output, Source, Sums, Task, TaskOrder, Tile, WeightPacking
+from .records import (
+    Cut,
+    Fold,
+    Gather,
+    Layer,
+    Output,
+    Source,
+    Sums,
+    Task,
+    TaskOrder,
+    Tile,
+    WeightPacking,
+    pixel_channels,
+)
 
 PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
 
@@ -190,7 +203,7 @@ def _in_pairs(layer: Layer, tile: Tile, chunk: int) -> bool:
 def read_input(layer: Layer, tile: Tile, sums: Sums) -> Source:
     """Whether the input is read where it lies, and how it is packed if not."""
     groups, chunk = tile.lane_groups, sums.real_chunk
-    channels = chunk if groups is None else layer.cout // groups.outputs * groups.inputs
+    channels = chunk if groups is None else pixel_channels(layer, tile)
     step, interleaved = pitch(channels, tile.lanes), False
     if groups is None and chunk == layer.cin < tile.lanes:
         step = sums.channels  # few channels are kept without a gap, so that rows are copied as one run

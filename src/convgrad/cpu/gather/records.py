@@ -125,6 +125,12 @@ class Tile:
         return self.lanes * (self.last_vectors or self.vectors)
 
 
+def pixel_channels(layer: Layer, tile: Tile) -> int:
+    """Channels of an input pixel: of a group, or of all groups if they are side by side in the lanes."""
+    groups = tile.lane_groups
+    return layer.cin if groups is None else layer.cout // groups.outputs * groups.inputs
+
+
 @dataclass(frozen=True)
 class Sums:
     """How the sum over the channels in is taken."""
