@@ -71,7 +71,7 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
 @pytest.mark.parametrize("threads", [4, 16, 64])
 def test_every_thread_has_tasks_if_boxes_can_be_small_enough(threads: int) -> None:
     boxes = boxes_of(IMAGES, forward=True)
-    box = boxes.best(threads, 12, lambda box: 1000.0, lambda box: BoxTasks(1, 1))
+    _, box = boxes.best(threads, 12, lambda box: 1000.0, lambda box: BoxTasks(1, 1))
     assert boxes.fits(box)
     assert boxes.number(box) >= ROW.search.enough_tasks * threads
 

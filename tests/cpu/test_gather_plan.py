@@ -217,3 +217,19 @@ def test_phases_without_products_are_the_last() -> None:
     plan = make_plan(Problem.parse("x f32 n16 g1 cx64 cy64 x55x39 w1x1 y28x20 s2x2 d1x1 p1x1"), TARGETS["native"], 2)
     assert isinstance(plan, Gather)
     assert [phase.count for phase in plan.cut.phases] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("wanted", ["x", "y"])
+def test_the_estimate_grows_with_the_work_and_is_shared_by_threads(wanted: str) -> None:
+    def plan(sizes: str, threads: int = 4) -> Gather:
+        made = make_plan(Problem.parse(f"{wanted} f32 {sizes} w3x3 s1x1 d1x1 p1x1{NXC}"), FULL, threads)
+        assert isinstance(made, Gather)
+        return made
+
+    one = plan("n4 g1 cx64 cy64 x56x56 y56x56")
+    products = 4 * 56 * 56 * 9 * 64 * 64
+    assert products <= one.cut.steps * one.lanes <= 2 * products  # packing and the like take less than the products
+    assert one.estimate == one.cut.steps / 4
+    assert plan("n4 g1 cx64 cy64 x56x56 y56x56", 1).estimate == one.cut.steps
+    assert 1.9 < plan("n8 g1 cx64 cy64 x56x56 y56x56").estimate / one.estimate < 2.1
+    assert 1.9 < plan("n4 g2 cx64 cy64 x56x56 y56x56").estimate / one.estimate < 2.1

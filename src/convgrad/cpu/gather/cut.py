@@ -29,7 +29,7 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     columns, results = ceil(layer.cout / tile.lanes), prod(layer.out_strides)
     group_parts = ceil(layer.groups / groups_per_task(layer, tile))
 
-    def box_for(threads: int, steps: Callable[[list[int]], float]) -> list[int]:
+    def box_for(threads: int, steps: Callable[[list[int]], float]) -> tuple[float, list[int]]:
         options = task_options(layer, tile, sums, source, threads)
 
         def tasks(box: list[int]) -> BoxTasks:
@@ -41,17 +41,18 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
 
     # Borders are cut as for the smallest team: products with padding decide the sign of a zero and what an infinity
     # spoils, so which of them are taken must not depend on the number of threads.
-    box = box_for(TEAM, lambda box: costs.best(box)[0])
+    total, box = box_for(TEAM, lambda box: costs.best(box)[0])
     _, tiling = costs.best(box)
     if threads > TEAM:
-        box = box_for(threads, lambda box: costs.steps(box, tiling))
+        total, box = box_for(threads, lambda box: costs.steps(box, tiling))
     maps = axis_maps(layer.axes, layer.forward, box, tiling.split, source.in_place)
     packs = tuple(packed(a, m, layer.forward, source.in_place) for a, m in zip(layer.axes, maps, strict=True))
     steps = [p.stride for p in packs] if source.in_place else [e * source.pitch for e in entry_steps(packs)]
     phases, tap_table = phases_of(layer.axes, maps, steps)
     few = layer.cin * tiling.rows <= sums.width * tuning(tile.target).gather.unrolled
     unrolled = few and tile.vectors == 1 and sums.chunks == 1 and tile.lane_groups is None
-    return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table)
+    total *= layer.groups
+    return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table, total)
 
 
 def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> TileCosts:

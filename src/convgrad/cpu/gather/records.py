@@ -188,6 +188,7 @@ class Cut:
     packs: tuple[Packed, ...]
     phases: tuple[Phase, ...]
     tap_table: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the packed box)
+    steps: float  # of all threads, as cost.py counts them: what these boxes and tiles are expected to take
 
     @property
     def boxes(self) -> int:
@@ -275,6 +276,11 @@ class Gather(Nest):
         return self.group_parts * self.cut.boxes * self.task.parts
 
     # What follows from several records.
+
+    @property
+    def estimate(self) -> float:
+        """Steps of each thread: a step is a vector times one channel, added to a sum. For comparisons, not a time."""
+        return self.cut.steps / self.threads
 
     @property
     def group_parts(self) -> int:

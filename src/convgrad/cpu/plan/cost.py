@@ -195,8 +195,8 @@ class Boxes:
         least: int,
         steps: Callable[[list[int]], float],
         tasks: Callable[[list[int]], BoxTasks],
-    ) -> list[int]:
-        """The box that costs least.
+    ) -> tuple[float, list[int]]:
+        """The fewest steps, of all threads and with those in which some wait; and the box that takes them.
 
         Boxes have no fewer than `least` positions, if every thread has enough tasks then. `steps` says what the
         products take in all boxes, `tasks` what a box is to threads.
@@ -212,7 +212,7 @@ class Boxes:
             cost = alone * (1 - waiting + waiting / (1 - waited))
             if cost < least_cost:
                 least_cost, best = cost, box
-        return best
+        return least_cost, best
 
     def _looked_at(self, threads: int, least: int, tasks: Callable[[list[int]], BoxTasks]) -> list[list[int]]:
         """The boxes to choose from: those that leave fewest threads without work, and of these overlap least."""
