@@ -15,10 +15,9 @@ import pytest
 from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan.axes import Axis, simplify, spans
-from convgrad.cpu.plan.prefetch import lines
 from convgrad.cpu.plan.records import Declined, Made, Plan
 from convgrad.cpu.plan.registry import make_plan
-from convgrad.cpu.target import LINE, Target
+from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
@@ -316,21 +315,6 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
         box = plan.cut.maps[-1].box if isinstance(plan, Gather) else plan.boxes.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
-
-
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_lines_are_asked_for_wherever_an_array_begins(size: int) -> None:
-    """But for the last of many."""
-    for channels in (1, 2, 8, 15, 16, 17, 32, 48, 100, 128, 300):
-        bytes_ = size * channels
-        (count, step), *inner = lines([3], [1000], channels, 1, size)
-        assert (count, step) == (3, 1000 * size)
-        offsets = [sum(at) for at in product(*(range(0, n * by, by) for n, by in inner))]
-        for begin in range(0, LINE, size):
-            asked = {(begin + offset) // LINE for offset in offsets}
-            touched = {(begin + byte) // LINE for byte in range(bytes_)}
-            assert len(touched - asked) <= (bytes_ > 8 * LINE)
-        assert len(offsets) <= ceil(bytes_ / LINE) + (channels > 1)
 
 
 @pytest.mark.parametrize("target", REAL)

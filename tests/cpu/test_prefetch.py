@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 import pytest
@@ -12,8 +12,9 @@ import pytest
 from convgrad.cpu.compile import jit
 from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
-from convgrad.cpu.plan.prefetch import BURST, Lines, Prefetch
+from convgrad.cpu.plan.prefetch import BURST, Lines, Prefetch, lines
 from convgrad.cpu.plan.workspace import own
+from convgrad.cpu.target import LINE
 from convgrad.cpu.threads import team
 
 REGIONS: tuple[Lines, ...] = (((3, 1000), (5, 64)), ((7, 64),))
@@ -25,8 +26,8 @@ def test_slices_hold_all_lines(regions: tuple[Lines, ...], calls: int) -> None:
     """A slice is of one region, so that a tile needs one base; there are no more slices than calls."""
     prefetch = Prefetch(regions, calls, steps=64)
     for region, slices in zip(regions, prefetch.slices, strict=True):
-        lines = prod(count for count, _ in region)
-        assert lines <= slices * prefetch.lines_per_call < lines + prefetch.lines_per_call
+        total = prod(count for count, _ in region)
+        assert total <= slices * prefetch.lines_per_call < total + prefetch.lines_per_call
     assert sum(prefetch.slices) <= max(calls, len(regions))
 
 
@@ -56,3 +57,18 @@ def test_offsets_are_listed_by_region() -> None:
         wanted += offsets + [0] * (slices * prefetch.lines_per_call - len(offsets))
     assert list(table[: prefetch.size]) == wanted
     assert (table[prefetch.size :] == -1).all()
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_lines_are_prefetched_wherever_an_array_begins(size: int) -> None:
+    """But for the last of many."""
+    for channels in (1, 2, 8, 15, 16, 17, 32, 48, 100, 128, 300):
+        bytes_ = size * channels
+        (count, step), *inner = lines([3], [1000], channels, 1, size)
+        assert (count, step) == (3, 1000 * size)
+        offsets = [sum(at) for at in product(*(range(0, n * by, by) for n, by in inner))]
+        for begin in range(0, LINE, size):
+            fetched = {(begin + offset) // LINE for offset in offsets}
+            touched = {(begin + byte) // LINE for byte in range(bytes_)}
+            assert len(touched - fetched) <= (bytes_ > 8 * LINE)
+        assert len(offsets) <= ceil(bytes_ / LINE) + (channels > 1)

@@ -12,6 +12,7 @@ from itertools import product
 
 from ..emit.frame import Frame
 from ..emit.nan_repair import NanRepair
+from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -74,12 +75,7 @@ def _add_slices(frame: Frame, plan: ChannelsInLanes, repair: NanRepair, tap: Val
     """Add the sums of a tap over all slices, in order, to those of the first one; then repair what is NaN."""
     f, n = frame.f, repair.n
     with f.loop(0, plan.pitch, plan.lanes) as c:
-        total = f.load(f.at(sums, c, plan.sum), n.vector, size_of(plan.sum))
-        for number in range(1, plan.slices):
-            at = f.at(sums, f.add(c, number * len(plan.layer.taps) * plan.pitch), plan.sum)
-            more = f.load(at, n.vector, size_of(plan.sum))
-            total = f.op(f"fadd {n.vector} {total}, {more}")
-        f.store(total, f.at(sums, c, plan.sum), n.vector, size_of(plan.sum))
+        add_slices(f, n, sums, c, plan.slices, len(plan.layer.taps) * plan.pitch)
         x, y = (f.at(frame.tensors[name], c, n.storage) for name in "xy")
         repair.repair(f, x, y, tap, f.at(sums, c, plan.sum), f.sub(plan.layer.channels, c))
 
