@@ -20,7 +20,7 @@ class Pairing(Enum):
     NONE = ""
     CHANNELS = "channels"  # from two pixels whose channels are contiguous: their vectors are interleaved
     PIXELS = "pixels"  # from neighbouring pixels, which are contiguous: squares of pairs are transposed
-    IMAGES = "twins"  # from the same pixel of two images
+    IMAGES = "images"  # from the same pixel of two images
     COPY = "copy"  # from two pixels of a box that was packed without pairs before
 
 
