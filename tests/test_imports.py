@@ -115,6 +115,11 @@ def test_import_loads_no_heavy_library():
     assert not {module.partition(".")[0] for module in loaded} & set(HEAVY)
 
 
+def test_graphs_are_there_when_they_are_used():
+    code = "import sys, convgrad; print('convgrad.graph' in sys.modules, convgrad.graph.Graph.__name__)"
+    assert _alone(code).split() == ["False", "Graph"]
+
+
 def test_import_is_quick():
     # Time of the process's own, so that whatever else keeps the machine busy does not count. On an idle machine it is
     # the time that a user waits.

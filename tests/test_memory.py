@@ -89,11 +89,20 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = sum(block.nbytes for block in memory._kept.values())
     assert memory.KEEP // 2 < kept <= memory.KEEP
     assert new_array((SHAPE[0] + 2900, SHAPE[1])).ctypes.data == newest
-    for value in ("0", "-1"):
-        monkeypatch.setenv("CONVGRAD_KEEP_MEMORY", value)
-        new_array(SHAPE)
-        assert not memory._kept
-    monkeypatch.setenv("CONVGRAD_KEEP_MEMORY", "much")
+    monkeypatch.setenv("CONVGRAD_KEEP_MEMORY", "0")
+    new_array(SHAPE)
+    assert not memory._kept
+    monkeypatch.setenv("CONVGRAD_KEEP_MEMORY", "1G")
+    assert memory.limit() == 1 << 30
+
+
+@pytest.mark.parametrize("value", ["much", "-1"])
+def test_a_bound_that_means_nothing_is_warned_of_once(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CONVGRAD_KEEP_MEMORY", value)
+    monkeypatch.setattr(memory, "_said", set())
+    with pytest.warns(UserWarning, match=f"CONVGRAD_KEEP_MEMORY={value} must be a number of bytes") as caught:
+        _ = [new_array(SHAPE) for _ in range(2)]
+    assert len(caught) == 1
     assert memory.limit() == memory.KEEP
 
 

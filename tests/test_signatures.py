@@ -54,7 +54,10 @@ def test_signature(function, op, dialect):
 @pytest.mark.parametrize(("function", "op", "dialect"), FUNCTIONS, ids=lambda v: getattr(v, "__name__", ""))
 def test_docstring_and_name(function, op, dialect):
     assert function.__name__ == (dialect.function if dialect else op.function)
-    assert inspect.getdoc(function)
+    text = inspect.getdoc(function)
+    for name in inspect.signature(function).parameters:
+        assert f"\n{name}: " in text, name
+    assert "docs/ops.md" in text
 
 
 def test_mistakes_in_the_form_of_a_call_are_spec_errors():

@@ -1,5 +1,7 @@
 """Convolution, transposed convolution and their gradients, exactly as oneDNN Graph defines them."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import compat
 from .cpu.threads.count import get_num_threads, set_num_threads
 from .errors import CompileError, ConvgradError, LayoutWarning, OutOfMemoryError, SpecError, UnsupportedError
@@ -14,6 +16,9 @@ from .functional import (
     convolution_backward_weights,
     explain,
 )
+
+if TYPE_CHECKING:
+    from . import graph
 
 __version__ = "0.1.0"
 
@@ -35,5 +40,15 @@ __all__ = [
     "convolution_backward_weights",
     "explain",
     "get_num_threads",
+    "graph",
     "set_num_threads",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`convgrad.graph`, imported when it is first used."""
+    if name == "graph":
+        from importlib import import_module
+
+        return import_module(".graph", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

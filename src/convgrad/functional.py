@@ -24,6 +24,7 @@ from .spec import Problem, bind
 from .spec.bind import Binding, layouts_that_fit
 from .spec.check import check_names, other_inputs
 from .spec.dialects import Meaning, find
+from .spec.docstring import with_parameters
 from .spec.problem import dense_strides
 from .spec.table import BIAS_OPS, Op
 from .tensors import (
@@ -360,6 +361,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             return _compute(meaning, inputs, out, kwargs, key, advise=True)
 
         function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]
+        function.__doc__ = with_parameters(signature.__doc__ or "", meaning)
         return function
 
     return decorate
@@ -476,7 +478,7 @@ def conv_transpose(
     accumulate: bool = False,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """Spread src through the weights: the transpose of Convolution, plus bias.
+    """Scatter src through the weights: the transpose of Convolution, plus bias.
 
     ::
 

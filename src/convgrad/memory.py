@@ -8,6 +8,8 @@ for the same sizes again and again.
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import numpy as np
 LINE = 64
 LARGE = 16 << 20  # smaller blocks are kept by the C library
 KEEP = 256 << 20
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -22,12 +25,32 @@ Block = np.ndarray[Any, np.dtype[np.uint8]]
 _kept: dict[int, Block] = {}
 
 
+_said: set[str] = set()  # settings that were warned of
+
+
 def limit() -> int:
     """Bytes that may be kept: CONVGRAD_KEEP_MEMORY, else 256 MiB."""
-    try:
-        return int(os.environ.get("CONVGRAD_KEEP_MEMORY", KEEP))
-    except ValueError:
-        return KEEP
+    return size_setting("CONVGRAD_KEEP_MEMORY", KEEP)
+
+
+def size_setting(name: str, default: int) -> int:
+    """The bytes that an environment variable asks for, as 1000, 64K, 2M or 1G; the default where it is not set."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(i?b)?", text.lower())
+    if match is None:
+        warn_of_setting(name, f"must be a number of bytes, such as 67108864 or 64M; {default >> 20}M is used")
+        return default
+    return int(match[1]) * UNITS[match[2]]
+
+
+def warn_of_setting(name: str, what: str) -> None:
+    """Warn, once, of an environment variable whose value means nothing."""
+    text = f"{name}={os.environ.get(name, '')} {what}"
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def lend(size: int) -> tuple[Block, int, int]:
@@ -48,6 +71,7 @@ def release() -> None:
 
 def _take(size: int) -> Block:
     """A kept block that fits and wastes little, or a new one."""
+    limit()  # A setting that means nothing is warned of here; where arrays end, a warning could not be an error.
     for key, block in list(_kept.items()):
         if size <= block.nbytes <= size + size // 8 and _kept.pop(key, None) is not None:
             return block

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from convgrad import memory
 from convgrad.cpu.compile import store
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
@@ -321,12 +322,21 @@ def test_what_does_not_fit_is_not_stored(place, monkeypatch):
         ("2m", 2 << 20),
         ("1 GiB", 1 << 30),
         ("0", 0),
-        ("much", 256 << 20),
     ],
 )
 def test_sizes(monkeypatch, text, size):
     monkeypatch.setenv("CONVGRAD_CACHE_SIZE", text)
     assert store._limit() == size
+
+
+def test_settings_that_mean_nothing_are_warned_of(place, monkeypatch):
+    monkeypatch.setattr(memory, "_said", set())
+    monkeypatch.setenv("CONVGRAD_CACHE_SIZE", "much")
+    with pytest.warns(UserWarning, match=r"CONVGRAD_CACHE_SIZE=much must be a number of bytes.*; 256M is used"):
+        assert store._limit() == 256 << 20
+    monkeypatch.setenv("CONVGRAD_CACHE", "of")
+    with pytest.warns(UserWarning, match="CONVGRAD_CACHE=of must be on or off; the cache stays on"):
+        assert store.folder() == place
 
 
 def test_abandoned_files_go(place, monkeypatch):

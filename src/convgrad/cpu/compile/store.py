@@ -20,6 +20,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...memory import size_setting, warn_of_setting
+
 # A file is MAGIC, the key (32 bytes), the SHA-256 of magic, key and content (32 bytes), then the content.
 MAGIC = b"convgrad object 1\n"
 KEY = 32
@@ -30,7 +32,6 @@ TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
 TALLY = re.compile(r"tally-[0-9]+")
 
 DEFAULT_SIZE = 256 << 20
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 # The disk gives out space in blocks, which matters for files of a few kilobytes.
 BLOCK = 4096
 
@@ -78,8 +79,11 @@ def put(key: bytes, content: bytes) -> None:
 
 def folder() -> Path | None:
     """Where the files are, or None if the store is turned off or has no place."""
-    if os.environ.get("CONVGRAD_CACHE", "").strip().lower() in ("off", "0", "no", "false"):
+    word = os.environ.get("CONVGRAD_CACHE", "").strip().lower()
+    if word in ("off", "0", "no", "false"):
         return None
+    if word not in ("", "on", "1", "yes", "true"):
+        warn_of_setting("CONVGRAD_CACHE", "must be on or off; the cache stays on")
     named = os.environ.get("CONVGRAD_CACHE_DIR", "")
     if named:
         return Path(os.path.abspath(os.path.expanduser(named)))
@@ -224,13 +228,7 @@ def _check(facts: os.stat_result, kind: Callable[[int], bool]) -> None:
 
 def _limit() -> int:
     """The most bytes that the store may take."""
-    text = os.environ.get("CONVGRAD_CACHE_SIZE", "").strip().lower().removesuffix("ib").removesuffix("b")
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)", text)
-    if match is None:
-        if text:
-            _say("bound", ValueError("CONVGRAD_CACHE_SIZE is no size"))
-        return DEFAULT_SIZE
-    return int(match[1]) * UNITS[match[2]]
+    return size_setting("CONVGRAD_CACHE_SIZE", DEFAULT_SIZE)
 
 
 def _say(what: str, error: Exception) -> None:
