@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
 import shlex
 import textwrap
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_help_says_where_its_files_are():
     for command in cli.COMMANDS:
         text = cli._help(command)
         assert ("examples/" not in text) or "in convgrad's repository" in text, command
+
+
+@pytest.mark.parametrize(("name", "library"), [("autograd", "torch"), ("jax_vjp", "jax")])
+def test_gradients_in_other_libraries(name, library, capsys):
+    """The programs compare convgrad's gradients with the library's own."""
+    pytest.importorskip(library)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert "equal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

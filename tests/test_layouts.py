@@ -20,6 +20,9 @@ def _ones(*shape):
     return np.ones(shape, np.float32)
 
 
+SRC = _ones(1, 4, 4, 1)
+
+
 # ---- warnings
 
 
@@ -263,6 +266,23 @@ def test_element_types_of_other_libraries(dtype):
     assert convgrad.convolution(*half, **CALL, out_dtype=dtype).dtype == np.float32
     with pytest.raises(SpecError, match="out_dtype must be a string: f32, bf16, f16, f64, got"):
         convgrad.convolution(*half, **CALL, out_dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "order"),
+    [
+        (
+            "convolution_backward_weights",
+            [_ones(1, 4, 4, 1), (3, 3, 1, 1), _ones(1, 4, 4, 1)],
+            "src, diff_dst, weights",
+        ),
+        ("convolution_backward_data", [(1, 4, 4, 1), _ones(3, 3, 1, 1), SRC], "diff_dst, weights, dst"),
+    ],
+)
+def test_the_order_of_inputs_is_told_to_those_who_come_from_pytorch(function, inputs, order):
+    with pytest.raises(SpecError) as caught:
+        getattr(convgrad, function)(*inputs, **CALL)
+    assert str(caught.value).endswith(f"got an object of type tuple; the order is {function}({order}_shape)")
 
 
 def test_inputs_of_apply_by_name():

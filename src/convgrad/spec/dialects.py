@@ -132,8 +132,13 @@ class Meaning:
         """An error in the words of the caller, the operation's name in front."""
         if error.operation:
             return error
+        message = self.tell(error.message)
+        if error.rule == "input_array" and error.argument != "out" and self.op.shape_source:
+            # PyTorch's gradients take the shape before the last tensor.
+            name = self.dialect.function if self.dialect else self.op.function
+            message += f"; the order is {name}({', '.join(self.inputs)})"
         return SpecError(
-            self.tell(error.message),
+            message,
             status=error.status,
             rule=error.rule,
             argument=self.tell(error.argument),
