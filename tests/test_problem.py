@@ -155,3 +155,8 @@ def test_dense_strides():
     assert dense_strides((2, 3, 4)) == (12, 4, 1)
     assert dense_strides((2, 3, 4), (0, 2, 1)) == (12, 1, 3)
     assert dense_strides((2, 0, 4)) == (4, 4, 1)  # a size of zero counts as one
+
+
+def test_a_descriptor_is_sent_to_the_command():
+    with pytest.raises(SpecError, match="descriptors are for the command `convgrad explain`"):
+        Problem.parse("mb8ic64oc64ih56kh3ph1")

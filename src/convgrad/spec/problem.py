@@ -173,7 +173,9 @@ class Problem:
         missing = [k for k in (*_COUNTS, *(f"{s}_sizes" for s in _SIZES)) if k not in found]
         if len(words) < 2 or words[0] not in ("x", "w", "y") or words[1] not in DTYPES or missing:
             lacks = f", which has {', '.join(m.removesuffix('_sizes') for m in missing)} too" if missing else ""
-            raise SpecError(f"problem text: {text!r} is not of the form of {_EXAMPLE!r}{lacks}")
+            form = f"problem text: {text!r} is not of the form of {_EXAMPLE!r}{lacks}"
+            descriptor = "; descriptors are for the command `convgrad explain`" if len(words) == 1 else ""
+            raise SpecError(form + descriptor)
         counts: dict[str, Any] = {k: int(found[k]) for k in _COUNTS}
         sizes: dict[str, Any] = {
             name: tuple(map(int, found[f"{key}_sizes"].split("x"))) for key, name in _SIZES.items()
