@@ -10,7 +10,7 @@ import pytest
 from convgrad.cpu.depthwise.records import ChannelsInLanes
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
-from convgrad.cpu.wgrad.plan import busy_share
+from convgrad.cpu.wgrad.cut import busy_share
 from convgrad.cpu.wgrad.records import Mode, WeightGradient
 from convgrad.spec.problem import Problem
 

@@ -59,6 +59,25 @@ COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
 OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
 NARROWEST = 64  # pixels of a row that is cut for that
+LEAST_BOX = 16  # pixels
+SLICED_BOXES = 16  # a sum over fewer is not cut into slices, each of which has a fourth of them at least
+MOST_SLICES = 16  # for all units of the result together; of as many units none is cut
+
+
+def box_bytes(target: Target) -> tuple[int, int]:
+    """Bytes of a box of pixels: of the side in the lanes, and of the side in the rows. Origin not recorded."""
+    return target.l1 * 7 // 8, target.l2 * 4 // 5
+
+
+def sum_bytes(target: Target) -> int:
+    """Bytes of sums that stay in the second-level cache beside a box. Origin not recorded."""
+    return target.l2 // 3
+
+
+def most_packed_stride(target: Target) -> int:
+    """Of so many pixels one may be taken by the shuffles that pack a row; with few registers, masks may be branches."""
+    return 8 if target.registers >= 32 else 2
+
 
 # Depthwise layers, whose channels are each on their own: the slices of w, and which kernel serves a layer. Another one
 # takes taps in another order. See depthwise/choose.py. Origins not recorded.
@@ -77,11 +96,6 @@ def depthwise_tile(target: Target) -> tuple[int, int]:
     Origin not recorded.
     """
     return (2, 4) if target.registers >= 32 else (1, 4)
-
-
-def most_packed_stride(target: Target) -> int:
-    """Of so many pixels one may be taken by the shuffles that pack a row; with few registers, masks may be branches."""
-    return 8 if target.registers >= 32 else 2
 
 
 @dataclass(frozen=True)

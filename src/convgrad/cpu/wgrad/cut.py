@@ -1,0 +1,309 @@
+"""How a sum is cut: pixels into boxes and slices, the weights into parts for tasks, and those into tiles.
+
+Boxes and slices decide the order of a sum, and so its bits: neither may depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
+from math import ceil, prod
+from typing import NamedTuple
+
+from ...dtypes import DTYPES
+from ..plan.axes import Axis, longest
+from ..plan.bits import (
+    KEPT_LINES,
+    LEAST_BOX,
+    LESS_OVERLAP,
+    MOST_SLICES,
+    NARROWEST,
+    OVERLAP,
+    SLICE_BYTES,
+    SLICED_BOXES,
+    TEAM,
+    THREAD_BYTES,
+    box_bytes,
+    sum_bytes,
+)
+from ..plan.cost import busy
+from ..plan.records import pitch, up
+from ..plan.tuning import shorter, tuning
+from ..target import LINE
+from .records import Boxes, Mode, Modes, Parts, Roles
+from .roles import same_sets
+from .work import Work
+
+# Boxes of pixels, and slices of the sum.
+
+
+def cut_pixels(work: Work, roles: Roles, modes: Modes) -> Boxes:
+    """Boxes of pixels, and the parts of the sum over them."""
+    axes, last = work.axes, work.axes[-1]
+    line = LINE // DTYPES[work.problem.dtype].size if last.y_step == 1 else 1
+    box = _cut(work, *_bytes_of_pixel(work, roles, modes), line)
+    if work.pairs:
+        box[-1] = min(up(box[-1], 2), last.y)
+    slices = _slices(work, roles, prod(ceil(a.y / b) for a, b in zip(axes, box, strict=True)))
+    cut = [i for i, (a, b) in enumerate(zip(axes, box, strict=True)) if b < a.y]
+    if slices > 1 and len(cut) == 1:  # as many boxes in each part
+        (i,) = cut
+        even = ceil(axes[i].y / up(ceil(axes[i].y / box[i]), slices))
+        box[i] = up(even, 2) if work.pairs and i == len(axes) - 1 else even
+    return Boxes(tuple(a.y for a in axes), tuple(box), slices)
+
+
+def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
+    """Bytes that a pixel takes in the caches, of the side in the lanes and of the side in the rows."""
+    block, item = roles.block, work.item
+    if roles.lane_groups:
+        lines_at_once = _task_blocks(roles)
+        return block * item * lines_at_once // 2, 2 * block * item * lines_at_once
+    lane_bytes = block * (2 if work.pairs else item)
+    row_bytes = pitch(min(roles.row_channels, 256), roles.lanes) * item
+    rows_in_place = modes.rows is Mode.IN_PLACE
+    if work.pairs and modes.rows is Mode.ROWS:
+        row_bytes //= 2
+    elif work.pairs and not rows_in_place and roles.row_channels >= 4 * roles.lanes:
+        # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
+        lane_bytes += LINE if work.taps == 1 else LINE // 2
+    if modes.lanes is Mode.IN_PLACE:
+        lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+    elif rows_in_place and work.channel_step(roles.row_side) == 1 and not work.pointwise:
+        # So it does here; where few products are made of a line, it should not come a second time.
+        if roles.vectors == 1:
+            lane_bytes += LINE
+        elif roles.vectors == 2 and work.taps <= 4 and same_sets(work, roles.row_side):
+            lane_bytes = max(lane_bytes, work.target.l1 // KEPT_LINES)
+    return lane_bytes, row_bytes
+
+
+def _task_blocks(roles: Roles) -> int:
+    """Blocks of groups in the lanes that a task takes, so that whole cache lines are read at a time."""
+    return min(4, roles.blocks)
+
+
+def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
+    """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
+
+    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where x would be packed too often for pairs,
+    there are twice as many pixels in a box, and rows are cut in order to take more of them.
+    """
+    axes = work.axes
+    lane_room, row_room = box_bytes(work.target)
+    most = max(LEAST_BOX, lane_room // lane_bytes)
+
+    def filled(sizes: Sequence[int], most: int) -> list[int]:
+        box = [1] * len(axes)
+        for i in reversed(range(len(axes))):
+
+            def fits(b: int, i: int = i) -> bool:
+                trial = [*box[:i], b, *box[i + 1 :]]
+                return prod(trial) <= most and x_pixels(axes, trial) * row_bytes <= row_room
+
+            box[i] = longest(sizes[i], fits)
+            if box[i] < sizes[i]:
+                whole = (up(box[i], line), box[i] // line * line) if i == len(axes) - 1 else ()
+                box[i] = next((b for b in whole if 2 * line <= b and fits(b)), box[i])
+                break
+        return box
+
+    def often(box: Sequence[int]) -> float:
+        return x_pixels(axes, box) / prod(b * a.stride for b, a in zip(box, axes, strict=True))
+
+    sizes = [a.y for a in axes]
+    box = filled(sizes, most)
+    if work.pairs and often(box) > OVERLAP:
+        # Packing takes longer than reading what does not fit in the first-level cache.
+        fewest = ceil(sizes[-1] / (2 * most))
+        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + 8))
+        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= NARROWEST)
+        box = next((other for other in others if often(other) < LESS_OVERLAP * often(box)), box)
+    return box
+
+
+def x_pixels(axes: tuple[Axis, ...], box: Sequence[int]) -> int:
+    """Pixels of x that a box of y needs."""
+    return prod(min((b - 1) * a.stride + (a.k - 1) * a.dilation + 1, b * a.k) for b, a in zip(box, axes, strict=True))
+
+
+def _slices(work: Work, roles: Roles, boxes: int) -> int:
+    """Parts of the sum over so many boxes. If all sums of a group stay in the cache, tasks take parts of the pixels,
+    always the same, so that each pixel is packed once.
+    """
+    units = roles.groups * (ceil(roles.blocks / _task_blocks(roles)) if roles.lane_groups else 1)
+    sums = roles.blocks * roles.row_channels * work.taps * roles.block * work.item
+    if units >= MOST_SLICES or boxes < SLICED_BOXES or sums > sum_bytes(work.target):
+        return 1
+    # A multiple of TEAM, so that as many threads share them evenly.
+    most = max(TEAM, min(MOST_SLICES, SLICE_BYTES // sums // TEAM * TEAM))
+    return min(ceil(most / units), boxes // SLICED_BOXES * TEAM)
+
+
+# Parts of the result, which are tasks, and their tiles.
+
+
+def cut_sums(work: Work, roles: Roles, modes: Modes, boxes: Boxes, threads: int) -> Parts:
+    """Parts of the sums for tasks, and the tiles of one."""
+    channels, groups = roles.row_channels, roles.lane_groups
+    if groups:
+        lane_part, tap_step = _task_blocks(roles), roles.most_rows // groups.inputs
+        parts = ceil(roles.blocks / lane_part)
+        return Parts(roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, False)
+    cutting = Cutting(work, roles, boxes, threads)
+    lane_part, row_part = first = _fitting_parts(cutting)
+    copied = not (work.pointwise or work.target.tile or modes.lanes is Mode.IN_PLACE)
+    if copied:
+        lane_part, row_part = _cheaper_parts(cutting, _part_cost(cutting, modes), first)
+    rows = _height(work, roles, row_part)
+    row_parts, lane_parts = ceil(channels / row_part), ceil(roles.blocks / lane_part)
+    saved = (lane_part, row_part) != first
+    return Parts(rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, saved)
+
+
+def _height(work: Work, roles: Roles, channels: int) -> int:
+    """Rows of the tile that fill it best with so many channels in the rows."""
+    target, highest = work.target, roles.most_rows
+    if target.tile:
+        return min(highest, channels)
+    tune = tuning(target)
+    lowest = min(highest - 3, tune.wgrad.least_height)
+
+    def cost(rows: int) -> float:
+        return ceil(channels / rows) * rows * shorter(tune.tiles, highest, roles.vectors, rows)
+
+    return min(min(range(highest, max(lowest, 0), -1), key=cost), channels)
+
+
+class Cutting(NamedTuple):
+    """What is cut into parts: so many row channels by so many blocks of lanes."""
+
+    work: Work
+    roles: Roles
+    boxes: Boxes
+    threads: int
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the sums of one row in one block."""
+        return self.work.taps * self.roles.block * self.work.item
+
+    def pixels(self, side: str) -> int:
+        """Pixels of one side that a box needs."""
+        return x_pixels(self.work.axes, self.boxes.box) if side == "x" else prod(self.boxes.box)
+
+    def tasks(self, lane_part: int, row_part: int) -> int:
+        """How many tasks parts of that size make."""
+        roles = self.roles
+        units = roles.groups * ceil(roles.row_channels / row_part) * ceil(roles.blocks / lane_part)
+        return units * self.boxes.slices
+
+    def balanced(self, tasks: int) -> bool:
+        """Whether so many tasks of equal size keep all threads busy to the end, or nearly."""
+        return tasks % self.threads == 0 or tasks >= tuning(self.work.target).wgrad.many_tasks * self.threads
+
+    def has_room(self, lane_part: int) -> bool:
+        """Whether so many blocks of lanes, packed, are small enough."""
+        pixels = self.pixels("y" if self.roles.row_side == "x" else "x")
+        room = self.work.target.l2 // 4 if self.work.pointwise else THREAD_BYTES
+        return lane_part * pixels * self.roles.block * self.work.item <= room
+
+
+def _fitting_parts(cutting: Cutting) -> tuple[int, int]:
+    """Parts (of lanes, of rows) whose sums stay in the second-level cache, and with work for every thread."""
+    roles, threads, room = cutting.roles, cutting.threads, sum_bytes(cutting.work.target)
+    channels, rows = roles.row_channels, _height(cutting.work, roles, roles.row_channels)
+    row_part, lane_part = channels, roles.blocks
+    while lane_part > 1 and lane_part * row_part * cutting.sum_bytes > room:
+        lane_part = ceil(lane_part / 2)
+    while row_part > 4 * rows and lane_part * row_part * cutting.sum_bytes > room:
+        row_part = ceil(row_part / 2)
+    while lane_part > 1 and not cutting.has_room(lane_part):
+        lane_part = ceil(lane_part / 2)
+
+    # Of tasks of unequal size there are a few more.
+    uneven = ceil(roles.lane_channels / roles.lanes) % roles.vectors > 0
+    while not cutting.balanced(tasks := cutting.tasks(lane_part, row_part)) or (uneven and tasks < 2 * threads):
+        if lane_part > 1:
+            lane_part = ceil(lane_part / 2)
+        elif row_part > (4 if tasks > threads else 2) * rows:
+            row_part = min(row_part - 1, ceil(channels / (ceil(channels / row_part) + 1)))
+        else:
+            break
+    return lane_part, max(ceil(channels / ceil(channels / row_part)), min(rows, channels))
+
+
+class PartCost(NamedTuple):
+    """What parts cost: each of the lanes packs all rows again, and conversely."""
+
+    cutting: Cutting
+    row_copies: int  # elements packed for all rows
+    lane_copies: int  # and for all lanes
+    products: float  # steps of the tile for one row
+
+    def work(self, lane_part: int, row_part: int) -> float:
+        """Steps of all threads together."""
+        work, roles = self.cutting.work, self.cutting.roles
+        parts = ceil(roles.row_channels / row_part)
+        copies = self.row_copies * ceil(roles.blocks / lane_part) + self.lane_copies * parts
+        return tuning(work.target).wgrad.copy * copies + self.products * parts * up(
+            row_part, _height(work, roles, row_part)
+        )
+
+    def time(self, lane_part: int, row_part: int) -> float:
+        """The same, with the time that threads wait for the last of them."""
+        roles, threads = self.cutting.roles, self.cutting.threads
+        teams = (2, TEAM) if threads == TEAM else (threads,)  # a plan for TEAM serves fewer threads too
+        size, part = up(roles.lane_channels, roles.lanes), lane_part * roles.block
+        times = roles.groups * ceil(roles.row_channels / row_part)
+        slices, many = self.cutting.boxes.slices, tuning(self.cutting.work.target).wgrad.many_tasks
+        waste = sum(1 / busy_share(times, size, part, slices, team, many) for team in teams) / len(teams)
+        return self.work(lane_part, row_part) * waste
+
+
+def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
+    """What parts cost."""
+    work, roles = cutting.work, cutting.roles
+    # A stride may leave pixels of x out.
+    x, y = prod(min(a.x, a.y * a.k) for a in work.axes), prod(a.y for a in work.axes)
+    rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
+    row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
+    products = y * work.taps * roles.lane_channels / (roles.lanes * roles.width)
+    return PartCost(cutting, row_copies, lanes * roles.lane_channels, products)
+
+
+def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> tuple[int, int]:
+    """Parts of another shape, if they take less time than the first ones, or else those."""
+    work, roles = cutting.work, cutting.roles
+    tune = tuning(work.target).wgrad
+    most = max(sum_bytes(work.target), prod(first) * cutting.sum_bytes)
+    most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * work.item))
+    balanced = cutting.balanced(cutting.tasks(*first))
+    lane_parts = {ceil(roles.blocks / n) for n in range(1, 17)}
+    # Rather than wait for each other, threads take small parts, of tiles that are just high enough.
+    least_rows = 2 * _height(work, roles, first[1]) if balanced else ceil(tune.least_sums / roles.vectors)
+    row_parts = {ceil(roles.row_channels / n) for n in range(1, min(16, max(1, roles.row_channels // least_rows)) + 1)}
+    found, least = first, cost.time(*first) / tune.better  # another shape must be worth it
+    for parts in sorted(product(lane_parts, row_parts), key=lambda parts: cost.work(*parts)):
+        if cost.work(*parts) >= least:
+            break
+        lane_part, row_part = parts
+        small = prod(parts) * cutting.sum_bytes <= most and row_part <= most_rows
+        fair = cutting.balanced(cutting.tasks(*parts)) or not balanced
+        if fair and small and cutting.has_room(lane_part) and (time := cost.time(*parts)) < least:
+            found, least = parts, time
+    return found
+
+
+@lru_cache(maxsize=1024)
+def busy_share(times: int, size: int, part: int, slices: int, threads: int, many: int) -> float:
+    """How much of their time threads have work that take tasks in order.
+
+    So many times a size is cut into parts, the last of which may be shorter; each comes in as many slices.
+    If there are `many` for each thread, all are busy.
+    """
+    lengths = [1.0] * (size // part) + [size % part / part] * (size % part > 0)
+    if times * len(lengths) * slices >= many * threads:
+        return 1.0
+    return busy([length for length in lengths * times for _ in range(slices)], threads)
