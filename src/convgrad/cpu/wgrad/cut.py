@@ -5,8 +5,8 @@ Boxes and slices decide the order of a sum, and so its bits: neither may depend 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from itertools import product
 from math import ceil, prod
 from typing import NamedTuple
@@ -151,12 +151,13 @@ def cut_sums(work: Work, roles: Roles, modes: Modes, boxes: Boxes, threads: int)
         lane_part, tap_step = _task_blocks(roles), roles.most_rows // groups.inputs
         parts = ceil(roles.blocks / lane_part)
         return Parts(roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, False)
-    cutting = Cutting(work, roles, boxes, threads)
+    height = cache(partial(_height, work, roles))
+    cutting = Cutting(work, roles, boxes, threads, height)
     lane_part, row_part = first = _fitting_parts(cutting)
     copied = not (work.pointwise or work.target.tile or modes.lanes is Mode.IN_PLACE)
     if copied:
         lane_part, row_part = _cheaper_parts(cutting, _part_cost(cutting, modes), first)
-    rows = _height(work, roles, row_part)
+    rows = height(row_part)
     row_parts, lane_parts = ceil(channels / row_part), ceil(roles.blocks / lane_part)
     saved = (lane_part, row_part) != first
     return Parts(rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, saved)
@@ -183,6 +184,7 @@ class Cutting(NamedTuple):
     roles: Roles
     boxes: Boxes
     threads: int
+    height: Callable[[int], int]  # rows of the tile for so many channels in the rows
 
     @property
     def sum_bytes(self) -> int:
@@ -213,7 +215,7 @@ class Cutting(NamedTuple):
 def _fitting_parts(cutting: Cutting) -> tuple[int, int]:
     """Parts (of lanes, of rows) whose sums stay in the second-level cache, and with work for every thread."""
     roles, threads, room = cutting.roles, cutting.threads, sum_bytes(cutting.work.target)
-    channels, rows = roles.row_channels, _height(cutting.work, roles, roles.row_channels)
+    channels, rows = roles.row_channels, cutting.height(roles.row_channels)
     row_part, lane_part = channels, roles.blocks
     while lane_part > 1 and lane_part * row_part * cutting.sum_bytes > room:
         lane_part = ceil(lane_part / 2)
@@ -241,15 +243,14 @@ class PartCost(NamedTuple):
     row_copies: int  # elements packed for all rows
     lane_copies: int  # and for all lanes
     products: float  # steps of the tile for one row
+    copy: float  # steps in which an element is packed
 
     def work(self, lane_part: int, row_part: int) -> float:
         """Steps of all threads together."""
-        work, roles = self.cutting.work, self.cutting.roles
+        roles, height = self.cutting.roles, self.cutting.height(row_part)
         parts = ceil(roles.row_channels / row_part)
         copies = self.row_copies * ceil(roles.blocks / lane_part) + self.lane_copies * parts
-        return tuning(work.target).wgrad.copy * copies + self.products * parts * up(
-            row_part, _height(work, roles, row_part)
-        )
+        return self.copy * copies + self.products * parts * up(row_part, height)
 
     def time(self, lane_part: int, row_part: int) -> float:
         """The same, with the time that threads wait for the last of them."""
@@ -270,23 +271,24 @@ def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
     rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
     row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
     products = y * work.taps * roles.lane_channels / (roles.lanes * roles.width)
-    return PartCost(cutting, row_copies, lanes * roles.lane_channels, products)
+    return PartCost(cutting, row_copies, lanes * roles.lane_channels, products, tuning(work.target).wgrad.copy)
 
 
 def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> tuple[int, int]:
     """Parts of another shape, if they take less time than the first ones, or else those."""
-    work, roles = cutting.work, cutting.roles
-    tune = tuning(work.target).wgrad
-    most = max(sum_bytes(work.target), prod(first) * cutting.sum_bytes)
-    most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * work.item))
+    roles, target = cutting.roles, cutting.work.target
+    tune = tuning(target).wgrad
+    most = max(sum_bytes(target), prod(first) * cutting.sum_bytes)
+    most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * cutting.work.item))
     balanced = cutting.balanced(cutting.tasks(*first))
     lane_parts = {ceil(roles.blocks / n) for n in range(1, 17)}
     # Rather than wait for each other, threads take small parts, of tiles that are just high enough.
-    least_rows = 2 * _height(work, roles, first[1]) if balanced else ceil(tune.least_sums / roles.vectors)
+    least_rows = 2 * cutting.height(first[1]) if balanced else ceil(tune.least_sums / roles.vectors)
     row_parts = {ceil(roles.row_channels / n) for n in range(1, min(16, max(1, roles.row_channels // least_rows)) + 1)}
     found, least = first, cost.time(*first) / tune.better  # another shape must be worth it
-    for parts in sorted(product(lane_parts, row_parts), key=lambda parts: cost.work(*parts)):
-        if cost.work(*parts) >= least:
+    work = {parts: cost.work(*parts) for parts in product(lane_parts, row_parts)}
+    for parts in sorted(work, key=work.__getitem__):
+        if work[parts] >= least:
             break
         lane_part, row_part = parts
         small = prod(parts) * cutting.sum_bytes <= most and row_part <= most_rows

@@ -40,7 +40,7 @@ def lay_out(work: Work, roles: Roles, modes: Modes, boxes: Boxes, parts: Parts) 
     x = _side(work, roles, parts, _x_source(work, maps, x_mode), whole)
     y = _side(work, roles, parts, _y_source(work, boxes, y_mode), whole)
     # Along a row taps are pixels apart, and entries may be pairs of pixels.
-    *outer, last = _entry_steps(x)
+    *outer, last = _entry_steps(x, x.pitch)
     join = 1 if in_place else x.join[1]
     _, tap_table = phases_of(work.axes, maps, [*(join * s for s in outer), last])
     return x, y, tuple(entry // join for _, entry in tap_table)
@@ -86,31 +86,34 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
         few = source.channel[1] == 1 and at_once < 4 * roles.lanes
         step = at_once if few else pitch(at_once, roles.lanes)
     axes, starts = _packed_axes(source, work.image_pairs)
-    always = at_once if not by_block or channels % at_once == 0 else None
+    row, _ = starts[-1][-1]
     pack = PackBox(
-        f"pack_{name}", axes, source.channel[1], step, always, pairing=_pairing(work, source), pair=source.join,
+        name=f"pack_{name}",
+        axes=axes,
+        channel_step=source.channel[1],
+        pitch=step,
+        channels=at_once if not by_block or channels % at_once == 0 else None,
+        pairing=_pairing(work, source),
+        pair=source.join,
         image_step=source.packs[3].stride if work.image_pairs else None,
-    )  # fmt: skip
-    if mode is Mode.ROWS:
-        row, _ = starts[-1][-1]
-        first = source.low[row] if name == "x" and whole[row] else None
-        pack = replace(pack, row_packed=True, first=first)
-    side = Side(
-        name, mode, source.channel, channels, at_once, by_block, source.packs, pack, starts, step, source.join, (),
-        source.low, source.in_stride,
-    )  # fmt: skip
-    *outer, last = (a * b for a, b in zip(_entry_steps(side), source.packed_stride, strict=True))
+        row_packed=mode is Mode.ROWS,
+        first=source.low[row] if mode is Mode.ROWS and name == "x" and whole[row] else None,
+    )
+    *outer, last = (a * b for a, b in zip(_entry_steps(source, step), source.packed_stride, strict=True))
     if work.pairs:
-        last = 2 * last // (1 if mode is Mode.IN_PLACE else side.join[1])
-    return replace(side, steps=(*outer, last))
+        last = 2 * last // (1 if mode is Mode.IN_PLACE else source.join[1])
+    return Side(
+        name, mode, source.channel, channels, at_once, by_block, source.packs, pack, starts, step, source.join,
+        (*outer, last), source.low, source.in_stride,
+    )  # fmt: skip
 
 
-def _entry_steps(side: Side) -> list[int]:
+def _entry_steps(side: Source | Side, pitch: int) -> list[int]:
     """Elements between entries of a side along each axis, as tiles read it: pixels, or along a row pairs of them."""
     if side.mode is Mode.IN_PLACE:
         return [p.stride for p in side.packs]
     *outer, last = entry_steps(side.packs)
-    pixel = 1 if side.mode is Mode.ROWS else side.pitch
+    pixel = 1 if side.mode is Mode.ROWS else pitch
     return [*(s // side.join[1] * pixel for s in outer), last * pixel]
 
 
