@@ -1,1 +1,1 @@
-"""The loop nest of weight gradients: each weight sums over all pixels."""
+"""Weight gradients, and 1x1 convolutions as sums over channels: each result sums over all pixels, or channels."""

@@ -13,7 +13,7 @@ from ..emit.slices import add_slices
 from ..ir.builder import Function, Module, Value
 from .records import Boxes, WeightGradient
 from .sides import Place, inputs, next_box, of_block, pack_sides, packers, place, results, with_stop
-from .tile import group_tile, tile
+from .tile import tiles
 from .write import write_sums
 
 
@@ -59,8 +59,7 @@ def write(plan: WeightGradient) -> str:
     entries = m.table("tap_entries", plan.taps.entries)
     weights = m.table("tap_weights", plan.taps.weights)
     ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.reach for ends in tap for end in ends])
-    body = group_tile(m, plan, entries) if plan.roles.lane_groups else tile(m, "tile", plan, plan.vectors)
-    tail = tile(m, "tile_tail", plan, plan.tail) if plan.tail else None
+    body, tail = tiles(m, plan, entries)
     writer = write_sums(m, plan, weights)
 
     frame = Frame(m, plan.buffers, plan.sum)

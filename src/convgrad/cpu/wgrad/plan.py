@@ -12,7 +12,7 @@ from math import prod
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..pack.box import transposable
-from ..plan.axes import simplify, spans, tap_offsets, tap_ranges
+from ..plan.axes import spans, tap_offsets, tap_ranges
 from ..plan.prefetch import Prefetch, lines
 from ..plan.tuning import converts_f16, half_width_text, streams, tuning
 from ..target import Target
@@ -21,7 +21,7 @@ from .cut import cut_pixels, cut_sums
 from .layout import lay_out
 from .records import Boxes, Mode, Output, Parts, Roles, Taps, Tensors, WeightGradient, Writing
 from .roles import assign_roles, choose_modes
-from .work import Work
+from .work import Work, work_of
 
 
 def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
@@ -30,14 +30,14 @@ def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
     sums = p if is_sum else pointwise.as_sum(p, target)
     if sums is None:
         return None
-    work, roles = assign_roles(Work(sums, simplify(sums), target, not is_sum))
+    work, roles = assign_roles(work_of(sums, target, pointwise=not is_sum))
     modes = choose_modes(work, roles)
     boxes = cut_pixels(work, roles, modes)
     parts = cut_sums(work, roles, modes, boxes, threads)
     x, y, entries = lay_out(work, roles, modes, boxes, parts)
     prefetch = plan_prefetch(work, roles, boxes, parts)
-    output = plan_output(work, roles, boxes, parts, prefetch)
     taps = Taps(tap_offsets(work.axes), entries, tap_ranges(work.axes))
+    output = plan_output(work, roles, boxes, parts, taps, prefetch is not None)
     names = ("x", "y", "w") if is_sum else pointwise.tensors(p)
     tensors = Tensors(names, p.dtype, p.out_dtype, "float" if work.item == 4 else "double", converts_f16(work.target))
     made = WeightGradient(tensors, roles, boxes, parts, x, y, taps, output, prefetch, threads=threads)
@@ -65,7 +65,7 @@ def plan_prefetch(work: Work, roles: Roles, boxes: Boxes, parts: Parts) -> Prefe
     return Prefetch(regions, calls, prod(boxes.box) // roles.width)
 
 
-def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, prefetch: Prefetch | None) -> Output:
+def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, taps: Taps, prefetch: bool) -> Output:
     """How sums are written to w, and whether past the caches."""
     p = work.problem
     group, y_step, x_step = work.shape.w_channel
@@ -76,23 +76,23 @@ def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, prefetch: 
     size = parts.rows * roles.block * work.taps * DTYPES[p.out_dtype].size
     return Output(
         strides=strides,
-        writing=_writing(work, roles, strides),
+        writing=_writing(work, roles, taps, strides),
         direct=whole and not (roles.lane_groups or p.accumulate),
         accumulate=p.accumulate,
         stream=stream,
         # Not so much that it would evict what is needed before.
-        prefetch=prefetch is not None and not stream and size <= tuning(work.target).wgrad.prefetched_results,
+        prefetch=prefetch and not stream and size <= tuning(work.target).wgrad.prefetched_results,
     )
 
 
-def _writing(work: Work, roles: Roles, strides: Ints) -> Writing:
+def _writing(work: Work, roles: Roles, taps: Taps, strides: Ints) -> Writing:
     """How sums are written to w, given its strides of (group, row, lane)."""
     if roles.lane_groups:
         return Writing.GROUPS
     _, row_step, lane_step = strides
     if lane_step == 1:
         return Writing.VECTORS
-    if not transposable(roles.lanes) or work.taps == 1 or tap_offsets(work.axes) != tuple(range(work.taps)):
+    if not transposable(roles.lanes) or work.taps == 1 or taps.weights != tuple(range(work.taps)):
         return Writing.ELEMENTS
     tiles = row_step == work.taps and not work.problem.accumulate
     return Writing.TRANSPOSED_TILES if tiles else Writing.TRANSPOSED_TAPS

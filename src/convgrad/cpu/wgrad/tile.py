@@ -17,6 +17,16 @@ _COUNTS = ("i:n0", "i:n1", "i:n2", "i:n3")
 _ZERO = "zeroinitializer"
 
 
+def tiles(m: Module, plan: WeightGradient, entries: str) -> tuple[Function, Function | None]:
+    """The functions that add a box's products to one tile: of a block of lanes, and of the last one if it is narrower.
+
+    `entries` is a table of where the taps lie in x.
+    """
+    if plan.roles.lane_groups:
+        return group_tile(m, plan, entries), None
+    return tile(m, "tile", plan, plan.vectors), tile(m, "tile_tail", plan, plan.tail) if plan.tail else None
+
+
 def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
     """A function that adds a box's products to one tile of so many vectors, for one tap.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..plan.axes import Axis, Shape
+from ..plan.axes import Axis, Shape, simplify
 from ..target import Target
 
 
@@ -22,6 +22,7 @@ class Work(NamedTuple):
     shape: Shape
     target: Target
     pointwise: bool
+    taps: int  # kernel elements
     pairs: bool = False
     image_pairs: bool = False
 
@@ -29,11 +30,6 @@ class Work(NamedTuple):
     def axes(self) -> tuple[Axis, ...]:
         """The axes of the pixels."""
         return self.shape.axes
-
-    @property
-    def taps(self) -> int:
-        """Kernel elements."""
-        return prod(a.k for a in self.shape.axes)
 
     @property
     def item(self) -> int:
@@ -53,3 +49,9 @@ class Work(NamedTuple):
     def channel_step(self, side: str) -> int:
         """Elements between channels of a side."""
         return (self.shape.x_channel if side == "x" else self.shape.y_channel)[1]
+
+
+def work_of(p: Problem, target: Target, *, pointwise: bool) -> Work:
+    """A problem as it comes."""
+    shape = simplify(p)
+    return Work(p, shape, target, pointwise, prod(a.k for a in shape.axes))
