@@ -59,9 +59,9 @@ COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
 OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
 NARROWEST = 64  # pixels of a row that is cut for that
-LEAST_BOX = 16  # pixels
-SLICED_BOXES = 16  # a sum over fewer is not cut into slices, each of which has a fourth of them at least
-MOST_SLICES = 16  # for all units of the result together; of as many units none is cut
+LEAST_BOX = 16  # pixels of a box. Origin not recorded, as of the next two
+SLICED_BOXES = 16  # a sum over fewer boxes is not cut into slices; a slice has four boxes at least
+MOST_SLICES = 16  # for all units of the result together; if there are as many units, none is cut
 
 
 def box_bytes(target: Target) -> tuple[int, int]:
