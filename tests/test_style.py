@@ -1,4 +1,4 @@
-"""Limits of size in the CPU engine, so that one can read it: short functions of few parameters, records of few fields."""
+"""Limits of size in the CPU engine, to keep it readable: short functions of few parameters, records of few fields."""
 
 from __future__ import annotations
 
