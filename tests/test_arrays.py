@@ -14,8 +14,8 @@ import torch
 import convgrad
 import convgrad.graph
 from convgrad import OutOfMemoryError, SpecError
+from convgrad.libraries import open_array
 from convgrad.spec import OPS, Description, bind
-from convgrad.tensors import open_array
 
 CALL = dict(strides=1, pads_begin=1, pads_end=1, dilations=1, data_format="NCX", weights_format="OIX")
 

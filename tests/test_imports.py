@@ -20,19 +20,25 @@ FILES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rgl
 LAYERS = {
     "errors": 0,
     "dtypes": 0,
-    "spec": 1,
     "memory": 0,
-    "tensors": 2,
+    "spec": 1,
     "bias": 2,
     "reference": 2,
-    "cpu": 2,
-    "gpu": 2,
-    "engine": 3,
-    "explanation": 4,
-    "functional": 5,
-    "compat": 6,
+    "backend": 2,
+    "tensors": 3,
+    "host": 3,
+    "libraries": 4,
+    "cpu": 4,
+    "gpu": 4,
+    "numpy_backend": 4,
+    "engine": 5,
+    "advice": 5,
+    "explanation": 6,
+    "calls": 6,
+    "functional": 7,
+    "compat": 8,
 }
-TOP = 7
+TOP = 9
 HEAVY = ("llvmlite", "torch", "jax", "triton")
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from convgrad import OutOfMemoryError, memory, tensors
+from convgrad import OutOfMemoryError, host, memory
 
 SHAPE = (memory.LARGE // 4000 + 10, 1000)
 
 
 def new_array(shape: tuple[int, ...]) -> np.ndarray:
-    array, address = tensors.new_array(shape, "f32")
+    array, address = host.empty(shape, "f32")
     assert address == array.ctypes.data
     return array
 
@@ -137,6 +137,6 @@ def test_threads_never_share_a_block() -> None:
 
 
 def test_nothing_is_said_at_exit() -> None:
-    code = "from convgrad.tensors import new_array\nkept = new_array((8000, 1000), 'f32')[0]"
+    code = "from convgrad.host import empty\nkept = empty((8000, 1000), 'f32')[0]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 
 import convgrad
 import problems
+from convgrad import host
 from convgrad.bench import onednn
 from convgrad.spec import OPS, bind
 from convgrad.tensors import describe
@@ -47,7 +48,7 @@ def _plain(case: problems.Case) -> tuple[dict[str, Any], list[np.ndarray]] | Non
     if any(a.size == 0 for a in inputs):
         return None
     shape = case.expected.shape if op.shape_source else None
-    found = bind(op, [describe(a, "") for a in inputs], given, shape=shape)
+    found = bind(op, [describe(host.tensor(a), "") for a in inputs], given, shape=shape)
     p = found.problem
     if case.kind == "ConvolutionBackwardData" and p.g > 1:
         return None  # refused, see below

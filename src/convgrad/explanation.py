@@ -12,7 +12,10 @@ from textwrap import wrap
 from typing import Any
 
 from . import engine
+from .cpu import backend as cpu
+from .cpu.threads.count import get_num_threads
 from .dtypes import DTYPES
+from .engine import Way
 from .spec import OPS, Problem
 from .spec.problem import Ints, extent, window_sizes
 from .spec.table import CONV_AXES, DATA_AXES, TRANSPOSE_AXES, Op
@@ -131,21 +134,21 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     data = f"{bytes_text(p.bytes)} in the three tensors"
     if p.bytes:
         data += f", {_round(p.flops / p.bytes)} FLOP per byte"
-    if way.plan is None:
-        text = f"NumPy reference, on one thread: {way.reason}"
-        rows.append(("where", f"{text}; the CPU's kernels would take {way.instead}" if way.instead else text))
+    if way.backend is not cpu:
+        rows.append(("where", _elsewhere(way)))
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
     from .cpu.plan import telling
 
     plan = way.plan
     told = telling.tell(plan, case.names)
-    machine = f"CPU, {TARGETS.get(way.machine.name, way.machine.name)} ({way.machine.cpu})"
-    threads = _threads(plan.threads, way.threads, plan.tasks, p)
+    target = cpu.machine()
+    machine = f"CPU, {TARGETS.get(target.name, target.name)} ({target.cpu})"
+    threads = _threads(plan.threads, get_num_threads(), plan.tasks, p)
     rows.append(("where", f"{machine}, {threads}, by the {told.nest} loop nest: {told.how}"))
     idle = f"; {1 - told.full:.0%} of the lanes are idle" if told.full < 0.995 else ""
     rows.append(("tile", told.tile + idle))
     rows.append(("tasks", told.tasks))
-    rows.append(("memory", f"{data}{_bound(p, way.machine.l2)}; {bytes_text(plan.workspace)} of workspace"))
+    rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
     rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(plan.why)]
     lines += _labelled(rows, width)
     if verbose:
@@ -190,12 +193,13 @@ def facts(case: Case) -> dict[str, Any]:
         "flops_per_byte": round(p.flops / p.bytes, 3) if p.bytes else 0.0,
         "padding_share": round(_padding_share(p), 6),
         "unreached": _unreached(p),
-        "engine": way.engine,
-        "target": {"name": way.machine.name, "cpu": way.machine.cpu, "vector_bytes": way.machine.width},
-        "threads_there": way.threads,
+        "engine": way.backend.name,
+        "target": _target(),
+        "threads_there": get_num_threads(),
     }
-    if way.plan is None:
-        return found | {"reason": way.reason, "instead": way.instead}
+    if way.backend is not cpu:
+        why, instead = ("; ".join(filter(None, words)) for words in zip(*(r[1:] for r in way.refusals), strict=True))
+        return found | {"reason": why, "instead": instead}
     from .cpu.plan import telling
 
     plan, told = way.plan, telling.tell(way.plan, case.names)
@@ -210,6 +214,22 @@ def facts(case: Case) -> dict[str, Any]:
         "why": list(plan.why),
         "plan": telling.values(plan),
     }
+
+
+def _elsewhere(way: Way) -> str:
+    """Who else computes, and why the CPU's kernels do not."""
+    who = "NumPy reference, on one thread" if way.plan is None else f"{way.backend.name}, {way.plan}"
+    text = "; ".join([f"{who}: {way.refusals[0].reason}" if way.refusals else who, *map(str, way.refusals[1:])])
+    instead = [refusal.instead for refusal in way.refusals if refusal.instead]
+    return f"{text}; the CPU's kernels would take {'; '.join(instead)}" if instead else text
+
+
+def _target() -> dict[str, Any] | None:
+    """The machine that the CPU's kernels are written for; None if none can be compiled."""
+    if not cpu.has_compiler():
+        return None
+    target = cpu.machine()
+    return {"name": target.name, "cpu": target.cpu, "vector_bytes": target.width}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import re
 from dataclasses import fields
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from convgrad.cli import main
 from convgrad.cli.picture import ASCII, picture
 from convgrad.cpu import target
 from convgrad.cpu.plan import telling
+from convgrad.cpu.threads import count
 from convgrad.errors import SpecError
 from convgrad.spec import OPS, Problem
 from convgrad.spec.bind import Description, bind
@@ -54,8 +54,8 @@ def flat(lines: list[str]) -> str:
 def fixed(monkeypatch):
     """The same machine everywhere, because the text names it: 16 lanes, two threads."""
     machine = target.Target("avx512", "x86_64-unknown-linux-gnu", "test", "+avx512f", 64, 32)
-    monkeypatch.setattr(engine, "target", SimpleNamespace(current=lambda: machine))
-    monkeypatch.setattr(engine, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(target, "current", lambda: machine)
+    monkeypatch.setattr(count, "_chosen", 2)
 
 
 def test_the_text_of_a_problem(fixed):
@@ -311,7 +311,7 @@ def test_what_cannot_be_explained(capsys, monkeypatch):
 
 
 def test_threads_that_stay_idle_are_told(monkeypatch):
-    monkeypatch.setattr(engine, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(count, "_chosen", 4)
     assert "1 of 4 threads (too little work to share)" in convgrad.explain("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1")
 
 

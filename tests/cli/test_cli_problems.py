@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convgrad import engine
+from convgrad import calls, engine, host
 from convgrad.cli import bench, check, fill, main, report, tasks
 from convgrad.spec import OPS, Problem
 from convgrad.spec.table import OPS as ROWS
@@ -107,7 +107,7 @@ def test_the_tolerance_for_large_values_is_a_bound():
     rng = np.random.default_rng(0)
     given = {"x": rng.standard_normal((1, 64, 30), np.float32), "w": rng.standard_normal((8, 64, 3), np.float32)}
     out = np.empty((1, 8, 28), np.float32)
-    engine.run(p, given, out, engine.find(p))
+    calls.run(p, engine.choose(p), host.tensors(given), host.tensor(out))
     wide = {r: a.astype(np.float64).reshape(p.shape(r)) for r, a in given.items()}
     exact = sum(np.einsum("oc,ncl->nol", wide["w"][0, :, :, k], wide["x"][:, 0, :, k : k + 28]) for k in range(3))
     off = np.abs(out - exact)
@@ -160,13 +160,13 @@ def test_problem_lines(line, chosen, capsys):
 
 
 def test_a_failure_prints_the_line_that_repeats_it(capsys, monkeypatch):
-    plain = engine.run
+    plain = calls.run
 
-    def spoiled(problem, given, out, kernel):
-        plain(problem, given, out, kernel)
-        out[(0,) * out.ndim] += 1
+    def spoiled(problem, choice, given, out):
+        plain(problem, choice, given, out)
+        out.memory[(0,) * out.memory.ndim] += 1
 
-    monkeypatch.setattr(check.engine, "run", spoiled)
+    monkeypatch.setattr(calls, "run", spoiled)
     assert main(["check", "--dir=BWD_D", "--tag=nxc", "ic16oc16_ih7kh3ph1"]) == 1
     text = capsys.readouterr().out
     assert "failed: 1 of 1568 values are wrong, the first at (0, 0, 0, 0, 0):" in text
@@ -405,7 +405,7 @@ def test_values_may_be_words_of_their_own(capsys):
 
 
 def test_bench_times_nothing_that_is_wrong(capsys, monkeypatch):
-    monkeypatch.setattr(bench.engine, "run", lambda problem, given, out, kernel: out.fill(1))
+    monkeypatch.setattr(calls, "run", lambda problem, choice, given, out: out.memory.fill(1))
     monkeypatch.setattr(bench.timing, "alternate", lambda *args: pytest.fail("timed"))
     code, (case,), _ = outcomes(capsys, "bench", "--dir=FWD_D", "ic8oc8_ih14kh3ph1")
     assert (code, case["state"]) == (1, "failed")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import convgrad
-from convgrad import SpecError, functional, reference
+from convgrad import SpecError, calls, reference
 from convgrad.cpu import kernel, target
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.kernel import Kernel
@@ -33,7 +33,7 @@ Array = np.ndarray
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that nobody remembers, and no files."""
     monkeypatch.setenv("CONVGRAD_CACHE", "off")
-    monkeypatch.setattr(functional, "_known", {})
+    monkeypatch.setattr(calls, "KNOWN", {})
 
 
 def integers(seed: int, *shape: int, dtype: Any = np.float32) -> Array:
@@ -51,7 +51,7 @@ def forward(x: Array, w: Array) -> Array:
 
 def engine_used() -> bool:
     """Whether a kernel computed the calls so far."""
-    return bool(functional._known) and all(isinstance(k.kernel, Kernel) for k in functional._known.values())
+    return bool(calls.KNOWN) and all(isinstance(call.choice.execute, Kernel) for call in calls.KNOWN.values())
 
 
 X, W = integers(1, 2, 7, 9, 5), integers(2, 3, 3, 5, 20)
@@ -129,7 +129,7 @@ def test_the_same_call_with_other_values() -> None:
     assert np.array_equal(convgrad.convolution(X, W, **SAME), Y)
     other = integers(5, *X.shape)
     assert np.array_equal(convgrad.convolution(other, W, **SAME), forward(other, W))
-    assert len(functional._known) == 1
+    assert len(calls.KNOWN) == 1
     assert engine_used()
 
 
@@ -178,7 +178,7 @@ def test_arrays_of_other_strides() -> None:
     for x in (X, np.asfortranarray(X), X[::-1][::-1], X.repeat(2, axis=2)[:, :, ::2], X.transpose(0, 3, 1, 2).copy()):
         x = x.transpose(0, 2, 3, 1) if x.shape != X.shape else x
         assert np.array_equal(convgrad.convolution(x, W, **SAME), Y)
-    assert len(functional._known) >= 4
+    assert len(calls.KNOWN) >= 4
     assert engine_used()
 
 
@@ -208,14 +208,14 @@ def test_other_settings() -> None:
             assert np.array_equal(convgrad.convolution(x, w, **SAME), y)
     finally:
         convgrad.set_num_threads(threads)
-    assert {k.kernel.plan.threads for k in functional._known.values()} == {1, 2, 3}
+    assert {call.choice.execute.plan.threads for call in calls.KNOWN.values()} == {1, 2, 3}
 
 
 def test_another_machine_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     convgrad.convolution(X, W, **SAME)
     monkeypatch.setenv("CONVGRAD_TARGET", "baseline")
     assert np.array_equal(convgrad.convolution(X, W, **SAME), Y)
-    first, second = (k.kernel.plan.lanes for k in functional._known.values())
+    first, second = (call.choice.execute.plan.lanes for call in calls.KNOWN.values())
     host = target.native()
     assert first == (host.at_half_width() if host.double_pumped else host).lanes(4)  # W has few channels
     assert second == 4

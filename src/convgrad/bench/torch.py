@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .. import reference
+from .. import host, reference
 from ..dtypes import Array
 from ..spec import OPS, Problem, bind
 from ..spec.problem import extent, window_sizes
@@ -91,7 +91,7 @@ class Compiled:
         torch = _torch()
         op = OPS[kind]
         given = {arg.role: array for arg, array in zip(op.inputs, inputs, strict=False)}
-        described = [describe(given[a.role], a.name) if a.role in given else None for a in op.inputs]
+        described = [describe(host.tensor(given[a.role]), a.name) if a.role in given else None for a in op.inputs]
         binding = bind(op, described, attrs, infer_size=True)
         problem = binding.problem
         reason = refusal(kind, problem)

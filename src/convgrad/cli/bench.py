@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .. import engine
+from .. import calls, engine, host
 from ..bench import onednn, timing, torch
 from ..cpu.threads.count import get_num_threads
 from ..dtypes import Array
+from ..engine import Choice
 from ..errors import ConvgradError, SpecError
 from ..graph import writer
 from ..spec import Problem
@@ -114,31 +115,29 @@ def bench_entry(entry: Entry, bench: Bench) -> Iterator[Outcome | Step]:
         yield Outcome(f"convgrad bench '{entry.text}'", State.refused, f"{error} ({error.status})")
 
 
-def ready(task: Task) -> Outcome | tuple[dict[str, Array], Array, Any]:
-    """The arrays and the kernel of a problem whose result is right, or what became of it."""
+def ready(task: Task) -> Outcome | tuple[dict[str, Array], Array, Choice]:
+    """The arrays of a problem whose result is right, and who computes it; or what became of it."""
     began = perf_counter()
     line = task.line("bench")
     try:
         given = arrays(task)
         out = given.pop(task.problem.wanted)
-        kernel = engine.find(task.problem)
-        engine.run(task.problem, given, out, kernel)
+        choice = engine.choose(task.problem)
+        calls.run(task.problem, choice, host.tensors(given), host.tensor(out))
     except ConvgradError as error:
         return Outcome(line, State.refused, f"{error} ({error.status})", 0.0, task.fields)
     if not task.problem.accumulate:
         verdict = fill.check(task.op, task.problem, given, out)
         if not verdict.passed:
             return Outcome(line, State.failed, str(verdict), perf_counter() - began, task.fields)
-    return given, out, kernel
+    return given, out, choice
 
 
-def bench_task(task: Task, bench: Bench, given: dict[str, Array], out: Array, kernel: Any) -> Outcome:
+def bench_task(task: Task, bench: Bench, given: dict[str, Array], out: Array, choice: Choice) -> Outcome:
     """Measure one problem."""
     began = perf_counter()
     inputs = [given[arg.role] for arg in task.op.inputs if arg.role in given]
-
-    def ours() -> None:
-        engine.run(task.problem, given, out, kernel)
+    ours = partial(choice.execute, *calls.addresses(task.problem, host.tensors(given), host.tensor(out)))
 
     fields = side_by_side(bench, task.problem, task.op.kind, task.attributes, inputs, out, ours)
     return Outcome(task.line("bench"), State.passed, "", perf_counter() - began, task.fields | fields)

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .. import engine, reference
+from .. import calls, engine, host, reference
 from ..errors import ConvgradError
 from . import fill
 from .report import RESULT, ROWS, Outcome, State, Step
@@ -50,8 +50,8 @@ def check_task(task: Task, chosen: str = "cpu") -> Outcome:
         prior = None
         if task.problem.accumulate:
             prior = np.array(reference.canonical(out, task.problem, task.problem.wanted))
-        kernel = engine.find(task.problem) if chosen == "cpu" else None
-        engine.run(task.problem, given, out, kernel)
+        choice = engine.choose(task.problem, only="reference" if chosen == "reference" else "")
+        calls.run(task.problem, choice, host.tensors(given), host.tensor(out))
         verdict = fill.check(task.op, task.problem, given, out, prior)
     except ConvgradError as error:
         return Outcome(task.line("check"), State.refused, f"{error} ({error.status})", 0.0, task.fields)

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from .. import bias
+from .. import bias, calls, host
 from .. import engine as engines
 from ..dtypes import DTYPES, Array
 from ..errors import SpecError, UnsupportedError
+from ..libraries import find, open_shape
 from ..spec import Problem, bind
 from ..spec.bind import Binding, Description
 from ..spec.check import broken
 from ..spec.problem import Ints, settle
-from ..tensors import check_writable, open_shape, overlaps, tell_owner
+from ..tensors import check_writable, overlaps
 from . import verbose
 from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
@@ -39,7 +38,7 @@ class Compiled:
     inputs: tuple[LogicalTensor, ...]
     output: LogicalTensor
     problem: Problem | None
-    kernel: Any = None  # what the back end has made of the problem; None has the reference compute it
+    choice: engines.Choice | None = None  # who computes the problem
 
     @property
     def late(self) -> bool:
@@ -54,7 +53,7 @@ class Compiled:
             raise self.node.retell(error) from None
 
     def _run(self, arrays: Sequence[Array], out: Array | None) -> tuple[LogicalTensor, Array]:
-        node, output, problem, kernel = self.node, self.output, self.problem, self.kernel
+        node, output, problem, choice = self.node, self.output, self.problem, self.choice
         if out is None and node.attrs.get("accumulate"):
             raise broken("accumulate_out", "accumulate")
         if not node.is_convolution:
@@ -69,21 +68,14 @@ class Compiled:
                 # Found only now; or checked only now, against the shape that was compiled for.
                 output, binding = resolve(node, self.inputs, output, shape)
                 if binding is not None:
-                    problem, kernel = binding.problem, plan(binding.problem, node)
-        if problem is None:
+                    problem, choice = binding.problem, choose(binding.problem, node)
+        if problem is None or choice is None:
             raise broken("shape_given", str(node.row.shape_source))
         if out is None:
             out = allocate(output)
         if out.shape != output.shape:
             raise broken("shapes_agree", node.row.output.name, out.shape, expected=output.shape, source="this problem")
-        if any(np.may_share_memory(out, array) for array in given.values()):
-            # The caller's memory is an input too: work in memory of our own, of the same strides.
-            place = allocate(output)
-            place[...] = out
-            engines.run(problem, given, place, kernel)
-            out[...] = place
-        else:
-            engines.run(problem, given, out, kernel)
+        calls.run(problem, choice, host.tensors(given), host.tensor(out))
         return output, out
 
 
@@ -103,15 +95,15 @@ def build(node: Node, inputs: Sequence[LogicalTensor], output: LogicalTensor) ->
         raise node.retell(error) from None
     if binding is None:
         return Compiled(node, known, found, None)
-    return Compiled(node, known, found, binding.problem, plan(binding.problem, node))
+    return Compiled(node, known, found, binding.problem, choose(binding.problem, node))
 
 
-def plan(problem: Problem, node: Node) -> Any:
-    """What the back end makes of a problem, unless its tensors do not fit into memory at all."""
+def choose(problem: Problem, node: Node) -> engines.Choice:
+    """Who computes a problem, unless its tensors do not fit into memory at all."""
     spans = [1 + sum((n - 1) * s for n, s in zip(problem.shape(r), problem.strides(r), strict=True)) for r in "xwy"]
     sizes = [DTYPES[problem.dtype_of(r)].size for r in "xwy"]
     require(sum(span * size for span, size in zip(spans, sizes, strict=True)), f"{node.label}, {problem}")
-    return engines.find(problem)
+    return engines.choose(problem)
 
 
 def resolve(
@@ -242,7 +234,7 @@ class CompiledPartition:
         if target is not None and not (self._compiled.late and not target.logical.is_known):
             place = target.array
             try:
-                check_writable(place, target.get_data_handle())
+                check_writable(target.locked)
             except SpecError as error:
                 raise self._compiled.node.retell(error) from None
         timed = verbose.EXEC.isEnabledFor(20)
@@ -251,7 +243,10 @@ class CompiledPartition:
         if timed:
             verbose.profile(verbose.EXEC, "exec", self._fields, perf_counter() - began)
         if place is not None and target is not None:
-            tell_owner(target.get_data_handle())
+            owner = target.get_data_handle()
+            library = find(owner)
+            if library is not None:
+                library.written(owner)
         if target is None:
             return [Tensor(logical, self.engine, array)]
         if place is None:

@@ -239,7 +239,7 @@ class Partition:
             name = f"{self._work.row.output.name} (tensor {wanted.id}) of {label}"
             raise refuse("port_dtype", name, wanted.dtype, expected=self._work.output.dtype)
         ops = tuple(node.key for node in self._nodes)
-        key = (self._work.key, ops, given, wanted, engine.kind, engines.setting(), self.fpmath)
+        key = (self._work.key, ops, given, wanted, engine.kind, tuple(engines.setting()), self.fpmath)
         began = perf_counter()
         compiled, kept = CACHE.get(key, lambda: build(self._work, given, wanted))
         if verbose.COMPILE.isEnabledFor(20):

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import OutOfMemoryError, UnsupportedError
+from ..libraries import on_host, open_tensor
+from ..spec.check import broken
 from ..spec.problem import settle
-from ..tensors import open_array
 from .kinds import NUMPY, EngineKind, PropertyType, refuse
 from .logical import LogicalTensor
 
@@ -66,6 +67,7 @@ class Tensor:
         self.engine = engine or Engine()
         self._handle: Any = None
         self._array: Array | None = None
+        self._locked = ""
         if handle is not None:
             self.set_data_handle(handle)
         elif logical.strides is not None:
@@ -91,8 +93,13 @@ class Tensor:
 
     def set_data_handle(self, handle: Any) -> None:
         """Put the tensor on other memory."""
-        self._array = view(self.logical, handle)
+        self._array, self._locked = view(self.logical, handle)
         self._handle = handle
+
+    @property
+    def locked(self) -> str:
+        """What the memory is, if nobody may write to it."""
+        return self._locked or ("" if self.array.flags.writeable else "a read-only array")
 
     def get_engine(self) -> Engine:
         """The engine that the memory belongs to."""
@@ -104,22 +111,25 @@ class Tensor:
 
     def settle(self, logical: LogicalTensor, array: Array) -> None:
         """Take the shape and the memory that an execution has found."""
-        self.logical, self._array, self._handle = logical, array, array
+        self.logical, self._array, self._handle, self._locked = logical, array, array, ""
 
 
-def view(logical: LogicalTensor, handle: Any) -> Array:
-    """An array of a tensor's shape and strides on given memory."""
+def view(logical: LogicalTensor, handle: Any) -> tuple[Array, str]:
+    """An array of a tensor's shape and strides on given memory, and what that is if nobody may write to it."""
     name = f"the memory of tensor {logical.id}"
     dtype = NUMPY.get(logical.dtype)
     if logical.strides is None or logical.shape is None or dtype is None:
         raise refuse("handle", name, expected=f"given later: {logical.tell()} has no known strides yet")
-    array = open_array(handle, name, copies=False)
+    opened = open_tensor(handle, name)
+    if opened.copied:
+        raise broken("input_array", name, "one that can only be read as a copy", hint="give a plain one")
+    array = on_host(opened, name)
     steps = tuple(s * dtype.itemsize for s in logical.strides)
     if array.dtype == dtype and array.shape == logical.shape:
         if array.size and settle(array.shape, array.strides) != settle(logical.shape, steps):
             got = f"strides {tuple(s // array.itemsize for s in array.strides)}"
             raise refuse("handle", name, got, expected=f"an array of strides {logical.strides}, as described")
-        return array
+        return array, opened.locked
     flat = array.ndim == 1 and array.dtype in (dtype, np.uint8) and array.flags.c_contiguous
     bytes_needed = logical.span * dtype.itemsize
     if not flat or array.nbytes < bytes_needed:
@@ -129,7 +139,7 @@ def view(logical: LogicalTensor, handle: Any) -> Array:
     if array.ctypes.data % dtype.itemsize:
         raise refuse("handle", name, "another address", expected=f"aligned to {dtype.itemsize} bytes")
     whole = array[: bytes_needed // array.itemsize].view(dtype)
-    return np.lib.stride_tricks.as_strided(whole, logical.shape, steps)
+    return np.lib.stride_tricks.as_strided(whole, logical.shape, steps), opened.locked
 
 
 def allocate(logical: LogicalTensor) -> Array:

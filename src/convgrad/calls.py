@@ -1,0 +1,284 @@
+"""A call, from the caller's values to the result: known again by its key, or opened, bound and given to a back end.
+
+Functions, graphs and the command share `run`, which is also where a result may share memory with the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import bias, engine, host, libraries
+from .advice import advice, is_doubtful, warn
+from .backend import Library, Tensor
+from .dtypes import DTYPES
+from .engine import Choice
+from .errors import SpecError
+from .libraries import KEYED, on_host, open_shape, open_tensor
+from .spec import Problem, bind
+from .spec.bind import layouts_that_fit
+from .spec.check import check_names, other_inputs
+from .spec.dialects import Meaning
+from .spec.problem import Ints, dense_strides
+from .spec.table import BIAS_OPS, Op
+from .tensors import check_out, check_writable, describe, one_device, whole_strides
+
+INT = frozenset([int])
+PLAIN = frozenset([int, str, bool, type(None)])
+MOST = 1024  # calls that are remembered
+
+
+class Call(NamedTuple):
+    """What a call came to: all that is left to do is to compute it, now and whenever its key comes again."""
+
+    problem: Problem
+    choice: Choice
+    shape: Ints
+    dtype: str
+    strides: Ints | None  # of a new result, in bytes; None for the order of its shape
+    order: Ints  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
+    reach: tuple[tuple[int, int], ...]  # for each input, and `out` if there is one: its bytes, from its address on
+    advice: str  # what to warn of
+
+    def again(self, places: list[int], first: Any, out: Any = None) -> Any:
+        """The result for values at other addresses, in the library of the first input, or written to `out`.
+
+        None if `out` may share memory with an input: that takes a copy.
+        """
+        library = KEYED.get(type(first)) or _library(first)
+        _, (backend, execute, _), shape, dtype, strides, order, *_ = self
+        if out is None:
+            memory, at = backend.empty(shape, dtype, strides, first)
+            places += (0, at)
+        else:
+            at = places[-1]
+            low, high = self.reach[-1]
+            low, high = at + low, at + high
+            for place, (begin, end) in zip(places, self.reach[:-1], strict=False):
+                if low < place + end and place + begin < high:
+                    return None
+        x, w, y, bias = order
+        execute(places[x], places[w], places[y], places[bias], library.context(first))
+        if out is None:
+            return library.wrap(memory, first)
+        _library(out).written(out)
+        return out
+
+
+KNOWN: dict[Any, Call] = {}
+"""Calls by their keys."""
+
+
+def look(
+    name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes: Mapping[str, Any]
+) -> tuple[Any, list[int]] | None:
+    """All that binding looks at, as a key, and the addresses; None if a value must be opened to be known.
+
+    `tensors` says which inputs are any; of a shape the values count. `out` is among the attributes. What is touched
+    here is fetched from memory anew after each large problem, which takes longer than the work itself.
+    """
+    parts: list[Any] = [name, *engine.setting()]
+    places: list[int] = []
+    for tensor, value in zip(tensors, inputs, strict=False):
+        library = KEYED.get(type(value)) if tensor else None
+        if library is not None:
+            seen = library.look(value)
+            if seen is None:
+                return None
+            part, place = seen
+            parts.append(part)
+            places.append(place)
+            continue
+        if isinstance(value, tuple) and INT.issuperset(map(type, value)):
+            value = tuple(value)
+        elif value is not None:
+            return None
+        parts.append(value)
+        places.append(0)
+    for word, value in attributes.items():
+        kind = type(value)
+        if kind is tuple or kind is list:
+            if not INT.issuperset(map(type, value)):
+                return None
+            value = tuple(value)
+        elif kind not in PLAIN:
+            library = KEYED.get(kind) if word == "out" else None
+            seen = library.look(value) if library is not None and library.is_writable(value) else None
+            if seen is None:
+                return None
+            value = seen[0]
+            places += (0, seen[1])
+        parts += (word, kind, value)  # True and 1 are told apart
+    return tuple(parts), places
+
+
+def compute(
+    meaning: Meaning,
+    inputs: Sequence[Any],
+    out: Any,
+    attributes: Mapping[str, Any],
+    key: Any = None,
+    advise: bool = False,
+) -> Any:
+    """The result of an operation; any mistake is reported in the caller's words.
+
+    `key` is that of the values as they are, if they have one. `advise` has doubtful layouts warned of.
+    """
+    try:
+        return _compute(meaning, inputs, out, attributes, key, advise)
+    except SpecError as error:
+        raise meaning.retell(error) from None
+
+
+def _compute(
+    meaning: Meaning, inputs: Sequence[Any], out: Any, attributes: Mapping[str, Any], key: Any, advise: bool
+) -> Any:
+    op = meaning.op
+    given, shape = _open(meaning, inputs, attributes)
+    target = None if out is None else open_tensor(out, "out")
+    if op.kind in BIAS_OPS:
+        return _add_or_sum(op, inputs[0], given, target, out, attributes)
+    place = target if target is None or whole_strides(target) else host.even(target)
+    opened = [*given.values(), *([] if place is None else [place])]
+    if key is None or any(tensor.copied for tensor in opened):
+        key = _key_of_opened(meaning, given, shape, place, attributes)
+    call = KNOWN.get(key)
+    if call is None:
+        call = _bind(meaning, given, shape, place, attributes)
+        if target is not None:
+            check_out(target)
+        if key is not None:
+            if len(KNOWN) >= MOST:
+                KNOWN.clear()
+            KNOWN[key] = call
+    elif target is not None:
+        check_writable(target.locked)
+    if advise and call.advice:
+        warn(call.advice)
+    places = [given[arg.role].address if arg.role in given else 0 for arg in op.inputs]
+    if target is None or place is None:
+        return call.again(places, inputs[0])
+    if place is target and (result := call.again([*places, 0, place.address], inputs[0], out)) is not None:
+        return result
+    run(call.problem, call.choice, given, place, _library(inputs[0]).context(inputs[0]))
+    if place is not target:
+        host.copy(place, target)
+    _library(out).written(out)
+    return out
+
+
+def run(problem: Problem, choice: Choice, given: Mapping[str, Tensor], out: Tensor, context: int = 0) -> None:
+    """Compute the wanted tensor into `out`, which may share memory with the inputs: then by way of a copy."""
+    place = choice.backend.twin(out) if out.may_overlap(given.values()) else out
+    choice.execute(*addresses(problem, given, place), context)
+    if place is not out:
+        choice.backend.copy(place, out)
+
+
+def addresses(problem: Problem, given: Mapping[str, Tensor], out: Tensor) -> tuple[int, int, int, int]:
+    """What a back end is told of the tensors: where x, w, y and the bias are."""
+    at = {role: tensor.address for role, tensor in given.items()}
+    at[problem.wanted] = out.address
+    return at["x"], at["w"], at["y"], at.get("bias", 0)
+
+
+def _key_of_opened(
+    meaning: Meaning, given: Mapping[str, Tensor], shape: Ints | None, out: Tensor | None, attributes: Mapping[str, Any]
+) -> Any:
+    """The key of a call by the memory that its values were opened to."""
+    memory = {role: tensor.memory for role, tensor in given.items()}
+    values = [shape if arg.role == "shape" else memory.get(arg.role) for arg in meaning.op.inputs]
+    more = {} if out is None else {"out": out.memory}
+    seen = look(meaning.name, [arg.role in given for arg in meaning.op.inputs], values, {**attributes, **more})
+    return seen and seen[0]
+
+
+def _open(
+    meaning: Meaning, inputs: Sequence[Any], attributes: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], Ints | None]:
+    """The inputs as tensors by their roles, and the value of the shape input."""
+    op = meaning.op
+    given: dict[str, Tensor] = {}
+    shape: Ints | None = None
+    count = 0
+    for arg, value in zip(op.inputs, inputs, strict=False):
+        if value is None:
+            continue
+        count += 1
+        if arg.role == "shape":
+            shape = open_shape(value, arg.name)
+        else:
+            tensor = open_tensor(value, arg.name)
+            given[arg.role] = tensor if whole_strides(tensor) else host.even(tensor)
+    if count < op.required_inputs or len(inputs) > len(op.inputs):
+        check_names(op, meaning.attributes(attributes))
+        if count >= op.required_inputs:
+            raise other_inputs(op, len(inputs), "attributes go by name")
+        asked = zip_longest(op.inputs, inputs[: len(op.inputs)])
+        missing = ", ".join(arg.name for arg, value in asked if arg.required and value is None)
+        raise other_inputs(op, count, f"missing: {missing}")
+    return given, shape
+
+
+def _bind(
+    meaning: Meaning,
+    given: Mapping[str, Tensor],
+    shape: Ints | None,
+    out: Tensor | None,
+    attributes: Mapping[str, Any],
+) -> Call:
+    """Bind a call, and find who computes it."""
+    op = meaning.op
+    exact = meaning.attributes(attributes)
+    inputs = [describe(given[arg.role], arg.name) if arg.role in given else None for arg in op.inputs]
+    asked: dict[str, Any] = {
+        "shape": shape,
+        "out": None if out is None else describe(out, "out"),
+        "infer_size": True,
+        "spatial_shape": meaning.dialect is not None and meaning.dialect.spatial_shape,
+    }
+    binding = bind(op, inputs, exact, **asked, follow=True)
+    problem = binding.problem
+    places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
+    order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
+    tensors = [given.get(arg.role) for arg in op.inputs] + ([] if out is None else [out])
+    reach = tuple((0, 0) if t is None else (t.bounds[0] - t.address, t.bounds[1] - t.address) for t in tensors)
+    item = DTYPES[problem.out_dtype].size
+    plain = binding.strides == dense_strides(binding.shape)
+    strides = None if plain else tuple(s * item for s in binding.strides)
+    told = ""
+    if not meaning.says(attributes, "weights_format") and is_doubtful(binding):
+        others = layouts_that_fit(op, inputs, exact, **asked)
+        told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
+    named = {arg.name: given[arg.role] for arg in op.inputs if arg.role in given} | ({"out": out} if out else {})
+    choice = engine.choose(problem, one_device(named))
+    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, reach, told)
+
+
+def _add_or_sum(
+    op: Op, first: Any, given: Mapping[str, Tensor], target: Tensor | None, out: Any, attributes: Mapping[str, Any]
+) -> Any:
+    """An operation of a bias, which NumPy computes on the host: into the memory of `out`, or into a new array."""
+    arrays = [on_host(given[arg.role], arg.name) for arg in op.inputs]
+    inputs = [describe(given[arg.role], arg.name) for arg in op.inputs]
+    bound = bias.bind(op, inputs, attributes, None if target is None else describe(target, "out"))
+    if target is not None:
+        check_out(target)
+        bias.compute(op, bound.attributes, bound.dtype, arrays, on_host(target, "out"))
+        _library(out).written(out)
+        return out
+    # Data keeps its order in memory.
+    like = np.empty_like(arrays[0], DTYPES[bound.out_dtype].numpy) if bound.shape == arrays[0].shape else None
+    place, _ = host.empty(bound.shape, bound.out_dtype, None if like is None else like.strides)
+    bias.compute(op, bound.attributes, bound.dtype, arrays, place)
+    return _library(first).wrap(place, first)
+
+
+def _library(value: Any) -> Library:
+    """The library of a value that was opened."""
+    library = libraries.find(value)
+    assert library is not None
+    return library

@@ -1,0 +1,76 @@
+"""The front door of the CPU engine, as a back end: plans and kernels for the problems that others bring.
+
+Planner, compiler and kernels are imported when a problem is new, so that `import convgrad` costs little.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ..backend import Device, Executable, Refusal
+from ..host import copy, empty, twin
+from ..spec.problem import Problem
+from .threads.count import get_num_threads
+
+if TYPE_CHECKING:
+    from .plan.records import Made
+    from .target import Target
+
+__all__ = ["copy", "device", "empty", "has_compiler", "load", "machine", "name", "plan", "setting", "twin"]
+
+name = "cpu"
+device = "cpu"
+
+# The dictionary behind os.environ, which takes many steps to look up one word.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_target: Any = os.environ.encodekey("CONVGRAD_TARGET") if hasattr(os.environ, "_data") else "CONVGRAD_TARGET"
+
+
+def setting() -> Hashable:
+    """The number of threads, and the machine that kernels are written for."""
+    return get_num_threads(), _environment.get(_target)
+
+
+def load(problem: Problem, device: Device) -> Executable | Refusal:
+    """The kernel for a problem on the threads now set."""
+    if reason := _hindrance(problem):
+        return Refusal(name, reason)
+    from . import kernel, target
+
+    found = kernel.find(problem, target.current(), get_num_threads())
+    return Refusal(name, found) if isinstance(found, str) else found
+
+
+def plan(problem: Problem, device: Device) -> Made | Refusal:
+    """The plan for a problem on the threads now set."""
+    if reason := _hindrance(problem):
+        return Refusal(name, reason)
+    from . import kernel, target
+    from .plan.records import Declined
+
+    found = kernel.explain(problem, target.current(), get_num_threads())
+    return Refusal(name, found.reason, found.instead) if isinstance(found, Declined) else found
+
+
+def _hindrance(problem: Problem) -> str:
+    """What no kernel can do anything about."""
+    if not all(problem.size(role) for role in ("x", "w", "y")):
+        return "nothing to sum: a tensor is empty"
+    return "" if has_compiler() else "llvmlite, which compiles its kernels, is not installed"
+
+
+def machine() -> Target:
+    """The machine that kernels are written for."""
+    from . import target
+
+    return target.current()
+
+
+@lru_cache(maxsize=1)
+def has_compiler() -> bool:
+    """Whether llvmlite is there."""
+    return find_spec("llvmlite") is not None

@@ -1,0 +1,69 @@
+"""JAX's arrays, on the host, which are read through DLPack and never change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+from ..backend import Tensor
+from ..dtypes import Array
+from ..errors import SpecError
+from ..spec.check import broken
+from . import dlpack
+
+name = "jax"
+
+
+def owns(value: Any) -> bool:
+    """Whether a value is an array, or stands for one inside of a transformation."""
+    roots = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return is_traced(value) or (not roots.isdisjoint(("jax", "jaxlib")) and dlpack.owns(value))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for an array inside of jit, grad, vmap and the like."""
+    jax = sys.modules.get("jax")
+    return jax is not None and hasattr(jax, "core") and isinstance(value, jax.core.Tracer)
+
+
+def traced(value: Any, name: str) -> SpecError:
+    """The error for a value of a trace."""
+    hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
+    return broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
+
+
+def keyed() -> tuple[type, ...]:
+    """None: an array is a new object with an address that takes long to ask for."""
+    return ()
+
+
+def look(value: Any) -> tuple[Hashable, int] | None:
+    """None: it is opened anew."""
+    return None
+
+
+def is_writable(value: Any) -> bool:
+    """Known as it is opened."""
+    return False
+
+
+def open(value: Any, name: str) -> Tensor:
+    """The tensor of an array that is there."""
+    if is_traced(value):
+        raise traced(value, name)
+    return dlpack.open(value, name)._replace(locked="an array of JAX, whose arrays are immutable")
+
+
+def wrap(memory: Array, like: Any) -> Any:
+    """An array of JAX."""
+    return sys.modules["jax"].numpy.asarray(memory)
+
+
+def written(value: Any) -> None:
+    """It never is."""
+
+
+def context(value: Any) -> int:
+    """None of its own on the host."""
+    return 0

@@ -1,0 +1,130 @@
+"""PyTorch's tensors, on the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .. import host
+from ..backend import Tensor
+from ..dtypes import Array
+from ..spec.check import broken
+
+name = "torch"
+
+
+def owns(value: Any) -> bool:
+    """Whether a value is a tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
+
+
+def keyed() -> tuple[type, ...]:
+    """Plain tensors and parameters: subclasses may have no memory of their own."""
+    torch: Any = sys.modules["torch"]
+    known = hasattr(torch._C, "_dispatch_keys") and hasattr(torch._C.DispatchKeySet, "raw_repr")
+    return (torch.Tensor, torch.nn.Parameter) if known else ()
+
+
+def look(value: Any) -> tuple[Hashable, int] | None:
+    """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: its device,
+    whether it is sparse, nested or quantized, has a sign pending, or stands for others.
+    """
+    torch: Any = sys.modules["torch"]
+    try:
+        at = value.data_ptr()
+        if not at or _asks_for_gradients(value) or torch._C._is_tracing():
+            return None
+        return (value.shape, value.stride(), value.dtype, torch._C._dispatch_keys(value).raw_repr()), at
+    except (RuntimeError, ValueError):
+        return None  # One without memory; `open` says why.
+
+
+def is_writable(value: Any) -> bool:
+    """Whether PyTorch allows it here."""
+    return not value.is_inference() or sys.modules["torch"].is_inference_mode_enabled()
+
+
+def open(value: Any, name: str) -> Tensor:
+    """The tensor on the same memory, or on a copy where PyTorch has only noted a change of the values."""
+    torch: Any = sys.modules["torch"]
+    kind = type(value).__name__
+    if value.device.type != "cpu":
+        hint = "move it with .cpu()" if value.device.type != "meta" else "a meta tensor has no values; make a real one"
+        raise broken("input_device", name, f"a tensor on {value.device}", hint=hint)
+    if value.is_nested or value.is_quantized:
+        what, way = ("nested", "torch.nested.to_padded_tensor") if value.is_nested else ("quantized", ".dequantize()")
+        raise broken("input_array", name, f"a {what} tensor", hint=f"make a plain one with {way}")
+    if value.layout is not torch.strided:
+        raise broken("input_array", name, f"a tensor of layout {value.layout}", hint="make it dense with .to_dense()")
+    if traced := _traced(value):
+        raise broken("input_traced", name, f"a {kind} {traced}", hint="call convgrad outside of it, on plain tensors")
+    if asks := _asks_for_gradients(value):
+        hint = "give its .detach(), or call under torch.no_grad()"
+        raise broken("input_grad", name, f"a {kind} {asks}", hint=hint)
+    try:
+        copied = value.is_neg() or value.is_conj()
+        plain = value.detach()
+        if copied:
+            plain = plain.resolve_conj().resolve_neg()
+        array: Array
+        if plain.dtype is torch.bfloat16:
+            array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        else:
+            array = plain.numpy()
+    except (TypeError, RuntimeError, ValueError):
+        # Types that NumPy has no name for, and subclasses without memory of their own, or not yet.
+        raise broken("input_array", name, f"a {kind} of {value.dtype}") from None
+    if array.size and not plain.data_ptr():
+        raise broken("input_array", name, f"a {kind} whose memory was given back")
+    locked = ""
+    if not is_writable(value):
+        locked = "a tensor made under torch.inference_mode, which nothing outside of it may change"
+    elif copied or not array.flags.writeable:
+        locked = "one that is read-only, or can only be read as a copy"
+    return host.tensor(array, locked, copied)
+
+
+def _traced(value: Any) -> str:
+    """Where a tensor comes from that stands for others, or whose values a trace would take for constants."""
+    torch: Any = sys.modules["torch"]
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return "inside of torch.vmap, torch.func.grad or their like"
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(value, fake.FakeTensor):
+        return "that torch.compile, torch.export or a FakeTensorMode made"
+    return "while torch.jit.trace records" if torch.jit.is_tracing() else ""
+
+
+def _asks_for_gradients(value: Any) -> str:
+    """What would be lost without a word: a gradient to come, or a tangent of forward-mode differentiation."""
+    torch: Any = sys.modules["torch"]
+    if value.requires_grad and torch.is_grad_enabled():
+        return "that requires grad"
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None:
+        return "with a tangent"
+    return ""
+
+
+def wrap(memory: Array, like: Any) -> Any:
+    """A tensor on the same memory."""
+    torch: Any = sys.modules["torch"]
+    if memory.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(memory)
+
+
+def written(value: Any) -> None:
+    """Let PyTorch know: its autograd refuses what it had saved of the old values."""
+    if not value.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(value)
+
+
+def context(value: Any) -> int:
+    """None of its own on the host."""
+    return 0

@@ -1,0 +1,47 @@
+"""The reference as a back end: it takes every problem in the memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import partial
+
+from . import host, reference
+from .backend import Device, Executable, Refusal
+from .dtypes import DTYPES, Array
+from .host import copy, empty, twin
+from .spec.problem import Ints, Problem
+
+__all__ = ["copy", "device", "empty", "load", "name", "plan", "setting", "twin"]
+
+name = "reference"
+device = "cpu"
+
+
+def setting() -> Hashable:
+    """Nothing changes how it computes."""
+    return None
+
+
+def load(problem: Problem, device: Device) -> Executable | Refusal:
+    """The computation of the definition."""
+    return partial(_compute, problem)
+
+
+def plan(problem: Problem, device: Device) -> None:
+    """Nothing to plan."""
+
+
+def _compute(problem: Problem, x: int, w: int, y: int, bias: int, context: int = 0) -> None:
+    at = {"x": x, "w": w, "y": y}
+    views = {role: _view(at[role], problem.shape(role), problem.strides(role), problem.dtype_of(role)) for role in at}
+    out = views.pop(problem.wanted)
+    if problem.bias_stride is not None:
+        shape = (problem.g, problem.cx if problem.wanted == "x" else problem.cy)
+        step = problem.bias_stride
+        views["bias"] = _view(bias, shape, (shape[1] * step, step), problem.dtype)
+    reference.compute(problem, views, out)
+
+
+def _view(address: int, shape: Ints, strides: Ints, dtype: str) -> Array:
+    kind = DTYPES[dtype].numpy
+    return host.view(address, shape, tuple(s * kind.itemsize for s in strides), kind, None, locked=False)

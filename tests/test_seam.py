@@ -1,0 +1,258 @@
+"""A back end for another kind of device and an array library that nobody has heard of: all it takes is registration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import SpecError, UnsupportedError, calls, engine, libraries, reference
+from convgrad.backend import Device, Refusal, Tensor
+from convgrad.dtypes import DTYPES, name_of
+from convgrad.spec import Problem
+from convgrad.spec.problem import dense_strides
+
+CALL = dict(strides=1, pads_begin=1, pads_end=1, dilations=1)
+
+
+class Card:
+    """A device of its own memory: its addresses mean nothing to the host."""
+
+    BASE = 1 << 50
+
+    def __init__(self) -> None:
+        self.memory = np.full(1 << 20, 0xFF, np.uint8)  # NaN in every type
+        self.used = 64
+
+    def take(self, size: int) -> int:
+        at, self.used = self.used, self.used + -(-size // 64) * 64
+        return self.BASE + at
+
+    def view(self, at: int, shape, strides, dtype: str) -> np.ndarray:
+        kind = DTYPES[dtype].numpy
+        start = at - self.BASE
+        assert 0 <= start < self.memory.size, "an address of another memory"
+        block = self.memory[start : start + kind.itemsize].view(kind)
+        return np.lib.stride_tricks.as_strided(block, shape, strides)
+
+
+@dataclass(eq=False)
+class Sheet:
+    """An array of the made-up library."""
+
+    card: Card
+    at: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, card: Card, array: np.ndarray) -> Sheet:
+        sheet = cls(card, card.take(array.nbytes), array.shape, array.strides, name_of(array.dtype))
+        sheet.numpy()[...] = array
+        return sheet
+
+    def numpy(self) -> np.ndarray:
+        return self.card.view(self.at, self.shape, self.strides, self.dtype)
+
+
+class Sheets:
+    """The library, as convgrad wants to see it."""
+
+    name = "sheets"
+
+    def owns(self, value):
+        return isinstance(value, Sheet)
+
+    def keyed(self):
+        return (Sheet,)
+
+    def look(self, value):
+        return (value.shape, value.strides, value.dtype, "card"), value.at
+
+    def is_writable(self, value):
+        return True
+
+    def open(self, value, name):
+        return Tensor(value, value.at, value.shape, value.strides, value.dtype, Device("card", 1))
+
+    def wrap(self, memory, like):
+        return memory
+
+    def written(self, value):
+        value.notes.append("written")
+
+    def context(self, value):
+        return 7
+
+
+class CardBackend:
+    """A back end that computes on the card."""
+
+    name = "cards"
+    device = "card"
+
+    def __init__(self, card: Card) -> None:
+        self.card, self.clock, self.loaded, self.contexts = card, 1, [], []
+
+    def setting(self):
+        return self.clock
+
+    def load(self, problem, device):
+        if (refusal := self.plan(problem, device)) != "by hand":
+            return refusal
+        self.loaded.append(problem)
+
+        def execute(x, w, y, bias, context=0):
+            self.contexts.append(context)
+            at = {"x": x, "w": w, "y": y}
+            views = {}
+            for role in at:
+                dtype = problem.dtype_of(role)
+                strides = tuple(s * DTYPES[dtype].size for s in problem.strides(role))
+                views[role] = self.card.view(at[role], problem.shape(role), strides, dtype)
+            reference.compute(problem, views, views.pop(problem.wanted))
+
+        return execute
+
+    def plan(self, problem, device):
+        assert device == Device("card", 1)
+        return Refusal(self.name, "has no bf16", "f32") if problem.dtype == "bf16" else "by hand"
+
+    def empty(self, shape, dtype, strides, like):
+        size = DTYPES[dtype].size
+        at = self.card.take(prod(shape) * size)
+        strides = strides or tuple(s * size for s in dense_strides(shape))
+        return Sheet(self.card, at, shape, strides, dtype), at
+
+    def twin(self, tensor):
+        low, high = tensor.bounds
+        at = self.card.take(high - low) + tensor.address - low
+        copied = tensor._replace(memory=Sheet(self.card, at, *tensor[2:5]), address=at)
+        self.copy(tensor, copied)
+        return copied
+
+    def copy(self, source, target):
+        target.memory.numpy()[...] = source.memory.numpy()
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine, "BACKENDS", list(engine.BACKENDS))
+    monkeypatch.setattr(libraries, "LIBRARIES", list(libraries.LIBRARIES))
+    monkeypatch.setattr(calls, "KNOWN", {})
+    card = Card()
+    card.backend = CardBackend(card)
+    engine.register(card.backend)
+    libraries.register(Sheets())
+    yield card
+    libraries.KEYED.pop(Sheet, None)
+
+
+def pair(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return (rng.integers(-3, 4, shape).astype(dtype) for shape in ((2, 5, 6, 3), (3, 3, 3, 4)))
+
+
+def test_the_back_end_computes_in_its_own_memory(card):
+    x, w = pair()
+    expected = convgrad.convolution(x, w, **CALL)
+    a, b = Sheet.of(card, x), Sheet.of(card, w)
+    for times in (1, 2, 3):
+        y = convgrad.convolution(a, b, **CALL)
+        assert isinstance(y, Sheet)
+        assert np.array_equal(y.numpy(), expected)
+        assert len(card.backend.contexts) == times
+    assert set(card.backend.contexts) == {7}
+    assert len(card.backend.loaded) <= 2, "known when it comes again"
+    card.backend.clock += 1
+    before = len(card.backend.loaded)
+    convgrad.convolution(a, b, **CALL)
+    assert len(card.backend.loaded) == before + 1, "another setting, another choice"
+
+
+def test_gradients_and_keywords(card):
+    x, w = pair()
+    y = convgrad.convolution(x, w, **CALL)
+    a, b, c = (Sheet.of(card, array) for array in (x, w, y))
+    for _ in range(2):
+        found = convgrad.convolution_backward_weights(a, diff_dst=c, weights_shape=w.shape, **CALL)
+        assert np.array_equal(found.numpy(), convgrad.convolution_backward_weights(x, y, w.shape, **CALL))
+        found = convgrad.convolution_backward_data(c, b, x.shape, **CALL)
+        assert np.array_equal(found.numpy(), convgrad.convolution_backward_data(y, w, x.shape, **CALL))
+
+
+def test_results_that_are_written_over_inputs(card):
+    rng = np.random.default_rng(1)
+    x, w = rng.integers(-3, 4, (1, 9, 9, 4)).astype("f"), rng.integers(-3, 4, (3, 3, 4, 4)).astype("f")
+    b = Sheet.of(card, w)
+    expected = convgrad.convolution(x, w, **CALL)
+    for accumulate in (False, True, False, True):
+        a, apart = Sheet.of(card, x), Sheet.of(card, x)
+        assert convgrad.convolution(a, b, **CALL, out=a, accumulate=accumulate) is a
+        assert convgrad.convolution(Sheet.of(card, x), b, **CALL, out=apart, accumulate=accumulate) is apart
+        for out in (a, apart):
+            assert np.array_equal(out.numpy(), expected + x if accumulate else expected)
+            assert out.notes == ["written"]
+
+
+def test_reasons_of_every_back_end_reach_the_user(card):
+    tensors = [Sheet.of(card, array.astype(DTYPES["bf16"].numpy)) for array in pair()]
+    reasons = (
+        r"no back end takes this problem: cards: has no bf16; "
+        r"cpu: computes on cpu, not on card 1; reference: computes on cpu, not on card 1"
+    )
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=reasons):
+            convgrad.convolution(*tensors, **CALL)
+    with pytest.raises(UnsupportedError, match=reasons):
+        engine.explain(Problem.parse("y bf16 n1 g1 cx1 cy1 x3 w3 y3 s1 d1 p1"), Device("card", 1))
+
+
+def test_tensors_on_different_devices(card):
+    x, w = pair()
+    for _ in range(2):
+        with pytest.raises(SpecError, match="weights must be where src is, on card 1, got a tensor on cpu 0"):
+            convgrad.convolution(Sheet.of(card, x), w, **CALL)
+        with pytest.raises(SpecError, match="out must be where src is, on cpu 0, got a tensor on card 1"):
+            convgrad.convolution(x, w, **CALL, out=Sheet.of(card, np.zeros((2, 5, 6, 4), np.float32)))
+    with pytest.raises(SpecError, match="must lie in CPU memory, got a tensor on card 1"):
+        convgrad.bias_backward(Sheet.of(card, x))
+
+
+def test_one_that_was_asked_for_by_name():
+    problem = Problem.parse("y f32 n1 g1 cx1 cy1 x3 w3 y3 s1 d1 p1")
+    assert [engine.choose(problem, only=name).backend.name for name in ("cpu", "reference")] == ["cpu", "reference"]
+    empty = Problem.parse("y f32 n0 g1 cx1 cy1 x3 w3 y3 s1 d1 p1")
+    choice = engine.choose(empty)
+    assert (choice.backend.name, *map(str, choice.refusals)) == (
+        "reference",
+        "cpu: nothing to sum: a tensor is empty",
+    )
+    with pytest.raises(UnsupportedError, match=r"takes this problem: cpu: nothing to sum: a tensor is empty$"):
+        engine.choose(empty, only="cpu")
+
+
+WITHOUT = """
+import sys
+sys.modules["llvmlite"] = None
+import numpy as np
+import convgrad
+x, w = np.ones((1, 4, 4, 2), np.float32), np.ones((3, 3, 2, 3), np.float32)
+for _ in range(2):
+    print(convgrad.convolution(x, w, strides=1, pads_begin=1, pads_end=1, dilations=1).sum())
+print(convgrad.explain("y f32 n1 g1 cx2 cy3 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1"))
+"""
+
+
+def test_without_llvmlite_the_reference_computes():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["600.0", "600.0"]
+    assert "NumPy reference, on one thread: llvmlite, which compiles" in " ".join(" ".join(lines).split())
