@@ -1,6 +1,6 @@
-"""A problem brought to a common form, and how its axes meet: the arithmetic that all plans rest on.
+"""Axes of a problem in a common form, and where taps meet the input along them: the arithmetic that all plans rest on.
 
-Batch is treated as one more spatial axis with a kernel of 1, and axes that nothing tells apart are merged.
+Batch is one more axis, with a kernel of 1, and axes that nothing tells apart are merged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Axis:
 
     @property
     def plain(self) -> bool:
-        """Whether x and y walk along this axis together, with no kernel."""
+        """Whether each y reads the x at its own place along this axis, and no other."""
         return self.k == 1 and self.stride == 1 and self.pad == 0 and self.x == self.y
 
 
@@ -237,7 +237,7 @@ def packed(a: Axis, m: AxisMap, forward: bool, in_place: bool) -> Packed:
 def phases_of(
     axes: tuple[Axis, ...], maps: tuple[AxisMap, ...], step: Sequence[int]
 ) -> tuple[tuple[Phase, ...], tuple[tuple[int, int], ...]]:
-    """The phases of the output and, in their order, the taps each meets: (which tap, elements into the band).
+    """The phases of the results and, in their order, the table of taps: (which tap, elements into the packed box).
 
     Those without taps are the last.
     """

@@ -1,7 +1,7 @@
-"""The loop nests of the CPU engine, as values: all that a plan decides and a code generator obeys.
+"""What all plans have in common. A plan is a value: everything that is decided, and that a code generator obeys.
 
-What all plans have is here. The rest is in the records of each room: gather/records.py (y and x), wgrad/records.py (w)
-and depthwise/records.py.
+The rest is in the records of each room: gather/records.py (y and x), wgrad/records.py (w) and depthwise/records.py.
+How the records of axes are made is in axes.py.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def pieces(start: int, stop: int, size: int) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Packed:
-    """How one axis of a tensor is copied into a band.
+    """How one axis of a tensor is packed for a box.
 
-    The band holds one run of `count` entries per offset, entry q of run r being coordinate start + q*step + offsets[r].
-    As a rule there is one run, of coordinates start, start + 1, ...
+    A run of `count` entries is packed for each offset: entry q of run r is coordinate start + q*step + offsets[r]. As a
+    rule there is one run, of coordinates start, start + 1, ...
     """
 
-    size: int
-    stride: int
+    size: int  # of the tensor, along this axis
+    stride: int  # elements between its neighbours
     count: int
     step: int = 1
     offsets: Ints = (0,)
@@ -58,27 +58,27 @@ class LaneGroups(NamedTuple):
 
 
 class TapRanges(NamedTuple):
-    """What each weight meets: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for every o within its reach."""
+    """Where each weight reads: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for o in the tap's valid range."""
 
     starts: Ints
-    reach: tuple[tuple[tuple[int, int], ...], ...]  # of each tap, per axis: the range of o for which it lies inside x
+    reach: tuple[tuple[tuple[int, int], ...], ...]  # valid ranges: of each tap, per axis, where it lies inside x
     x_steps: Ints
     y_steps: Ints
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions q of an axis, of one residue, that meet the same taps: start <= q < stop."""
+    """Positions q of an axis that have the same taps: the results q*out_stride + residue, start <= q < stop."""
 
     residue: int
     start: int
     stop: int
-    taps: tuple[tuple[int, int], ...]  # (k, entry in the band)
+    taps: tuple[tuple[int, int], ...]  # (k, entry of the packed axis)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Positions that share their taps on every axis. `first` and `count` pick their taps from the plan's list."""
+    """Positions that have the same taps on every axis: `count` rows of the tap table, from the `first` on."""
 
     first: int
     count: int
@@ -89,16 +89,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class AxisMap:
-    """One axis of a gather: how the output maps over the input."""
+    """What the results along one axis read: position q of a box reads from q*in_stride on."""
 
-    out: int
+    out: int  # results
     out_stride: int  # between results that one q after another makes
     in_stride: int  # between the inputs that these read
-    out_step: int
-    box: int  # positions q that one task covers
-    kernel: int
-    low: int  # coordinate of the band's first entry, for q = 0
-    packed_stride: int  # entries between the inputs of neighbouring q
+    out_step: int  # elements between neighbouring results
+    box: int  # positions q in a box
+    kernel: int  # taps
+    low: int  # coordinate of the first packed entry, for q = 0
+    packed_stride: int  # packed entries between the inputs of neighbouring q
     segments: tuple[Segment, ...]
 
     @property
@@ -108,13 +108,13 @@ class AxisMap:
 
 
 def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
-    """Tiles of a box that have products: a stride may leave residues that no tap meets."""
+    """Tiles of a box that have products: a stride may leave results without taps."""
     return max(1, prod(w.box * len({s.residue for s in w.segments if s.taps}) for w in maps) // rows)
 
 
 @dataclass(frozen=True)
 class Nest:
-    """What all plans have: sums of a type, and buffers."""
+    """What all plans have: sums of a type, tasks, buffers, reasons. `nest` names the loop nest, as registry.py does."""
 
     nest: ClassVar[str]
     threads: int = field(kw_only=True)
@@ -196,8 +196,8 @@ Plan = Made | Declined
 
 
 def pitch(channels: int, lanes: int) -> int:
-    """Elements between pixels of a band: whole vectors, and an odd number of them, since pixels that lie a power of two
-    apart would share a few cache sets.
+    """Elements between pixels of a packed box: whole vectors, and an odd number of them: with a power of two,
+    pixels would share a few cache sets.
     """
     vectors = ceil(channels / lanes)
     return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
+from . import workspace
 from .bits import TEAM
 from .records import Declined, Made, Plan
 
@@ -35,11 +35,14 @@ ALGORITHMS = (
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
-"""In the order in which they are asked; the last one serves every problem."""
+"""In the order in which they are asked; the last one serves every problem.
 
-ALONE = 2_000_000  # fewer products and bytes than this are done before a second thread has begun
-SHARED = 64 << 20  # bytes that the workspace may take beyond four times the largest tensor
-OWN = 6 << 20  # and more for each thread
+A new one, Winograd for example, is a folder beside `gather` and a row here. Where its errors are larger than those of
+direct sums, it is another `name` that a caller must ask for.
+"""
+
+ALONE = 2_000_000
+"""Fewer products and bytes than these are done before a second thread has begun. Origin not recorded."""
 
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
@@ -52,25 +55,27 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     team = TEAM
     while team < threads:
         team *= 2
-    plan = _cut(problem, target, team)
-    largest = DTYPES[problem.dtype].accumulator.itemsize * max(problem.size(role) for role in ("x", "w", "y"))
-    room = 4 * largest + SHARED
-    if team > TEAM and not isinstance(plan, Declined) and max(plan.at_once, plan.shared + plan.own_bytes - OWN) > room:
+    plan, bound = _cut(problem, target, team), workspace.bound(problem)
+    if team > TEAM and not isinstance(plan, Declined) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
-    if isinstance(plan, Declined):
-        return plan
-    if plan.shared > room:
+    return plan if isinstance(plan, Declined) else _within(plan, bound, threads)
+
+
+def _within(plan: Made, bound: int, threads: int) -> Plan:
+    """The plan for as many threads as have tasks, and whose workspace is not more than the bound."""
+    if plan.shared > bound:
         reason = f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel"
         return Declined(reason, "more channels in the result, or a smaller kernel")
     threads = min(threads, plan.tasks)
-    most = (room - plan.shared) // (plan.own_bytes - OWN) if plan.own_bytes > OWN else threads
+    most = workspace.threads(plan, bound)
+    if most is None or most >= threads:
+        return replace(plan, threads=threads)
     if most < 1:
         reason = f"{plan.own_bytes >> 20} MiB of packed data for one thread"
         return Declined(reason, "a smaller kernel, or fewer channels")
-    if most < threads:
-        plan = replace(plan, why=(*plan.why, f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"))
-    return replace(plan, threads=min(threads, most))
+    why = f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"
+    return replace(plan, why=(*plan.why, why), threads=most)
 
 
 def _cut(problem: Problem, target: Target, team: int) -> Plan:

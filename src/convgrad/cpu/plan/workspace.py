@@ -6,8 +6,16 @@ First come the buffers that all threads share, then those of each thread. `emit/
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ...dtypes import DTYPES
+from ...spec.problem import Problem
+
+if TYPE_CHECKING:
+    from .records import Made
+
+BEYOND = 64 << 20  # bytes that it may take beyond four times the largest tensor; a problem that takes more is declined
+PER_THREAD = 6 << 20  # and more for each thread
 LINE = 16  # elements: a buffer is as many as a multiple of it, so that the next begins with a line of memory
 
 
@@ -36,3 +44,20 @@ def elements(buffers: Iterable[Buffer], *, per_thread: bool) -> int:
 
 def _whole(elements: int) -> int:
     return -(-elements // LINE) * LINE
+
+
+def bound(problem: Problem) -> int:
+    """Bytes that all threads together may take, beyond PER_THREAD for each."""
+    item = DTYPES[problem.dtype].accumulator.itemsize
+    return 4 * item * max(problem.size(role) for role in ("x", "w", "y")) + BEYOND
+
+
+def exceeds(plan: Made, bound: int) -> bool:
+    """Whether the workspace is too large even for one thread, or if all of them packed what each packs for itself."""
+    return max(plan.at_once, plan.shared + plan.own_bytes - PER_THREAD) > bound
+
+
+def threads(plan: Made, bound: int) -> int | None:
+    """For how many threads there is room; None if for any number."""
+    more = plan.own_bytes - PER_THREAD
+    return (bound - plan.shared) // more if more > 0 else None
