@@ -50,7 +50,7 @@ class Tiles:
 
 
 # Steps of tiles with one vector in a row, where a tile of eight rows leaves multipliers idle: more rows keep them busy,
-# if one address serves all pixels. Zen 5, two threads: groups of 8 +12 to 30%, short sums +1 to 5%, 16 channels +8 to 48%.
+# if one address serves all pixels. Zen 5: groups of 8 +12 to 30%, short sums +1 to 5%, 16 channels +8 to 48%.
 HIGHER = {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)}
 
 
