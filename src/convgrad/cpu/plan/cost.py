@@ -68,11 +68,9 @@ class TileCosts:
         """The fewest steps, and the tiling that takes them."""
         totals = [(split, self.runs(box, split)) for split in self.splits]
         tiles = [*self.tiles, *((rows, 0) for rows in self.work.even_steps)]
-        return min(
-            (self._steps(box, Tiling(*tile, split), total), Tiling(*tile, split))
-            for split, total in totals
-            for tile in tiles
-        )
+        tilings = (((*tile, split), total) for split, total in totals for tile in tiles)
+        steps, tiling = min((self._steps(box, tiling, total), tiling) for tiling, total in tilings)
+        return steps, Tiling(*tiling)
 
     def steps(self, box: Sequence[int], tiling: Tiling) -> float:
         """The steps with given tiles."""
@@ -90,7 +88,7 @@ class TileCosts:
             total[pixels] = total.get(pixels, 0) + often * (taps * self.work.channels + begin)
         return total
 
-    def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
+    def _steps(self, box: Sequence[int], tiling: tuple[int, int, tuple[bool, ...]], total: dict[int, int]) -> float:
         height, short, split = tiling
         whole, less = self.tile_steps.get((height, short), (self.tuned.uneven * height, 0.0))
         if self.common(split[-1], box[-1]) % height == 0:
