@@ -278,7 +278,7 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
     """Parts of another shape, if they take less time than the first ones, or else those."""
     roles, target = cutting.roles, cutting.work.target
     tune = tuning(target).wgrad
-    most = max(sum_bytes(target), prod(first) * cutting.sum_bytes)
+    each, most = cutting.sum_bytes, max(sum_bytes(target), prod(first) * cutting.sum_bytes)
     most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * cutting.work.item))
     balanced = cutting.balanced(cutting.tasks(*first))
     lane_parts = {ceil(roles.blocks / n) for n in range(1, 17)}
@@ -291,7 +291,7 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
         if work[parts] >= least:
             break
         lane_part, row_part = parts
-        small = prod(parts) * cutting.sum_bytes <= most and row_part <= most_rows
+        small = lane_part * row_part * each <= most and row_part <= most_rows
         fair = cutting.balanced(cutting.tasks(*parts)) or not balanced
         if fair and small and cutting.has_room(lane_part) and (time := cost.time(*parts)) < least:
             found, least = parts, time

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -65,12 +66,12 @@ class Roles:
     pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
     image_pairs: bool  # those of a pair are of two images: the last axis, and rows of pixels are the last but one
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Lanes of a tile, over all its vectors."""
         return self.lanes * self.vectors
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of lanes in a group."""
         return ceil(self.lane_channels / self.block)
