@@ -18,9 +18,12 @@ from ..plan.axes import inside, simplify, spans, tap_offsets
 from ..plan.bits import (
     BOX_RESULTS,
     CHUNK_PART,
+    FOLDED_LANES,
     FOLDED_WEIGHTS,
     HALF_COST,
     HALF_COST_PAIRS,
+    MOST_PHASES,
+    MOST_STEP,
     ODD_CHANNELS,
     THREAD_BYTES,
     WHOLE_PART,
@@ -53,15 +56,13 @@ from .records import (
     pixel_channels,
 )
 
-PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
-
 
 def plan(p: Problem, target: Target, threads: int) -> Plan:
     """A plan for the results or the data gradient of a problem."""
     layer = as_gather(p, target)
-    if prod(layer.out_strides) > PHASES:
-        reason = f"strides {p.stride} divide the results into more than {PHASES} phases"
-        return Declined(reason, f"strides whose product is at most {PHASES}")
+    if prod(layer.out_strides) > MOST_PHASES:
+        reason = f"strides {p.stride} divide the results into more than {MOST_PHASES} phases"
+        return Declined(reason, f"strides whose product is at most {MOST_PHASES}")
     layer, tile = fill_lanes(layer, target)
     sums = cut_sums(layer, tile)
     source = read_input(layer, tile, sums)
@@ -109,7 +110,7 @@ def fill_lanes(layer: Layer, target: Target) -> tuple[Layer, Tile]:
         groups = LaneGroups(layer.cin, layer.cout)
         layer = _side_by_side(layer)
     price = HALF_COST_PAIRS if takes_pairs and not groups else HALF_COST
-    if layer.groups == 1 and not groups and 2 * layer.cout <= lanes:
+    if layer.groups == 1 and not groups and FOLDED_LANES * layer.cout <= lanes:
         found = _fold(layer, target, price)
         if found is not None:
             layer, folded = found
@@ -193,7 +194,7 @@ def _in_pairs(layer: Layer, tile: Tile, chunk: int) -> bool:
         return False
     last = layer.axes[-1]
     last_step = last.x_step if layer.forward else last.y_step
-    vectors_copied = layer.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
+    vectors_copied = layer.in_channel[1] == 1 or (last_step == 1 and last.stride <= MOST_STEP)
     return layer.cin % 2 == chunk % 2 == 0 or (2 < layer.cin == chunk <= ODD_CHANNELS and vectors_copied)
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from ..plan.bits import MOST_STEP
 from ..plan.records import Packed
-
-MOST_STEP = 4  # of so many contiguous pixels that are read, one is used at least. Origin not recorded
 
 
 class Pairing(Enum):

@@ -11,6 +11,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...spec.problem import Ints
+from .bits import LEAST_ODD_PITCH
 from .workspace import Buffer, elements
 
 
@@ -200,7 +201,7 @@ def pitch(channels: int, lanes: int) -> int:
     pixels would share a few cache sets.
     """
     vectors = ceil(channels / lanes)
-    return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+    return lanes * (vectors if vectors < LEAST_ODD_PITCH or vectors % 2 else vectors + 1)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:

@@ -1,7 +1,8 @@
-"""What decides speed, and nothing else: a table with a row for each kind of machine.
+"""What decides speed: a table with a row for each kind of machine.
 
 `tuning(target)` is the row of a machine. Planners read numbers from it and have none of their own. To tune a new CPU,
-add a row to KINDS and let `kind` find it. Results stay the same, bit for bit: what they depend on is in bits.py.
+add a row to KINDS and let `kind` find it. Finite results stay the same, bit for bit, but for the sign of
+a zero: where borders are cut decides that, and what an infinite weight makes there. See bits.py.
 
 Costs are counted in steps: a vector times one channel, added to a sum. Where channels are taken in pairs, a pair is
 two steps.

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
+from .bits import BEYOND, PER_THREAD
 
 if TYPE_CHECKING:
     from .records import Made
 
-BEYOND = 64 << 20  # bytes that it may take beyond four times the largest tensor; a problem that takes more is declined
-PER_THREAD = 6 << 20  # and more for each thread
 LINE = 16  # elements: a buffer is as many as a multiple of it, so that the next begins with a line of memory
 
 

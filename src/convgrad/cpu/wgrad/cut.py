@@ -14,14 +14,20 @@ from typing import NamedTuple
 from ...dtypes import DTYPES
 from ..plan.axes import Axis, longest
 from ..plan.bits import (
+    BROADCAST_PART,
+    FEW_TAPS,
+    GROUP_BLOCKS,
     KEPT_LINES,
     LEAST_BOX,
     LESS_OVERLAP,
     MOST_SLICES,
     NARROWEST,
     OVERLAP,
+    OVERLAP_CUTS,
+    ROW_CHANNELS,
     SLICE_BYTES,
     SLICED_BOXES,
+    SPREAD_CHANNELS,
     TEAM,
     THREAD_BYTES,
     box_bytes,
@@ -61,27 +67,29 @@ def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
         lines_at_once = _task_blocks(roles)
         return block * item * lines_at_once // 2, 2 * block * item * lines_at_once
     lane_bytes = block * (2 if work.pairs else item)
-    row_bytes = pitch(min(roles.row_channels, 256), roles.lanes) * item
+    row_bytes = pitch(min(roles.row_channels, ROW_CHANNELS), roles.lanes) * item
     rows_in_place = modes.rows is Mode.IN_PLACE
     if work.pairs and modes.rows is Mode.ROWS:
         row_bytes //= 2
-    elif work.pairs and not rows_in_place and roles.row_channels >= 4 * roles.lanes:
+    elif work.pairs and not rows_in_place and roles.row_channels >= SPREAD_CHANNELS * roles.lanes:
         # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
         lane_bytes += LINE if work.taps == 1 else LINE // 2
     if modes.lanes is Mode.IN_PLACE:
-        lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+        lane_bytes = (
+            lane_bytes * BROADCAST_PART[0] // BROADCAST_PART[1]
+        )  # what is broadcast lies in lines of its own beside them
     elif rows_in_place and work.channel_step(roles.row_side) == 1 and not work.pointwise:
         # So it does here; where few products are made of a line, it should not come a second time.
         if roles.vectors == 1:
             lane_bytes += LINE
-        elif roles.vectors == 2 and work.taps <= 4 and same_sets(work, roles.row_side):
+        elif roles.vectors == 2 and work.taps <= FEW_TAPS and same_sets(work, roles.row_side):
             lane_bytes = max(lane_bytes, work.target.l1 // KEPT_LINES)
     return lane_bytes, row_bytes
 
 
 def _task_blocks(roles: Roles) -> int:
     """Blocks of groups in the lanes that a task takes, so that whole cache lines are read at a time."""
-    return min(4, roles.blocks)
+    return min(GROUP_BLOCKS, roles.blocks)
 
 
 def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
@@ -117,7 +125,7 @@ def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     if work.pairs and often(box) > OVERLAP:
         # Packing takes longer than reading what does not fit in the first-level cache.
         fewest = ceil(sizes[-1] / (2 * most))
-        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + 8))
+        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + OVERLAP_CUTS))
         others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= NARROWEST)
         box = next((other for other in others if often(other) < LESS_OVERLAP * often(box)), box)
     return box

@@ -10,12 +10,14 @@ from ...dtypes import DTYPES
 from ..plan.axes import Axis, Shape, offsets, valid_range
 from ..plan.bits import (
     COPY,
+    FEW_PIXELS,
     HALF_COST,
     HALF_COST_PAIRS,
     IN_PLACE_POINTWISE,
     IN_PLACE_ROWS,
     IN_PLACE_SHORT,
     IN_PLACE_SPREAD,
+    PAIRS_FILLED,
     dots,
     fit_lane_groups,
     fitted,
@@ -86,7 +88,7 @@ def _by_images(shape: Shape) -> Shape:
     ends = [valid_range(o, row.stride, row.x, row.y) for o in offsets(row, True)]
     ranges = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in ranges)
-    filled = sum(high - low for low, high in ranges) > 0.99 * places
+    filled = sum(high - low for low, high in ranges) > PAIRS_FILLED * places
     plain = [i for i, a in enumerate(outer) if a.plain and a.x % 2 == 0]
     unused = [i for i, a in enumerate(outer) if a.plain and a.x == 1]
     if filled or not plain or not unused:
@@ -126,7 +128,7 @@ def _row_side(work: Work) -> str:
     if work.taps > 1:
         pairs_in_place = work.pairs and "y" in _paired_in_place(work.axes[-1]) and not _row_packable(work, "x")
         return "y" if pairs_in_place else "x"
-    if p.n * prod(p.y) < 4096:
+    if p.n * prod(p.y) < FEW_PIXELS:
         return "y" if work.shape.w_channel[2] == 1 else "x"  # few pixels: results are written by vectors
     return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
 
