@@ -1,4 +1,4 @@
-"""The seam: the values that pass between a call and what computes it, and what a back end and an array library offer.
+"""What passes between a call and what computes it, and what a back end and an array library must offer.
 
 A new back end is a module with the members of `Backend`, and a row in `engine`; a new array library is one with the
 members of `Library`, and a row in `libraries`. Nothing else knows them by name.

@@ -28,7 +28,7 @@ from .tensors import check_out, check_writable, describe, one_device, whole_stri
 
 INT = frozenset([int])
 PLAIN = frozenset([int, str, bool, type(None)])
-MOST = 1024  # calls that are remembered
+MOST_CALLS = 1024  # are remembered
 
 
 class Call(NamedTuple):
@@ -77,8 +77,8 @@ def look(
 ) -> tuple[Any, list[int]] | None:
     """All that binding looks at, as a key, and the addresses; None if a value must be opened to be known.
 
-    `tensors` says which inputs are any; of a shape the values count. `out` is among the attributes. What is touched
-    here is fetched from memory anew after each large problem, which takes longer than the work itself.
+    `tensors` says which inputs are tensors; a shape counts by its values. `out` is among the attributes. What is
+    looked at here has left the caches after a large problem, and to fetch it takes longer than to look: keep it small.
     """
     parts: list[Any] = [name, *engine.setting()]
     places: list[int] = []
@@ -125,7 +125,7 @@ def compute(
 ) -> Any:
     """The result of an operation; any mistake is reported in the caller's words.
 
-    `key` is that of the values as they are, if they have one. `advise` has doubtful layouts warned of.
+    `key` is that of the values as they are, if they have one. With `advise`, the caller is warned of a doubtful layout.
     """
     try:
         return _compute(meaning, inputs, out, attributes, key, advise)
@@ -151,7 +151,7 @@ def _compute(
         if target is not None:
             check_out(target)
         if key is not None:
-            if len(KNOWN) >= MOST:
+            if len(KNOWN) >= MOST_CALLS:
                 KNOWN.clear()
             KNOWN[key] = call
     elif target is not None:

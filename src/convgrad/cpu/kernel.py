@@ -101,7 +101,7 @@ def explain(problem: Problem, target: Target, team: int) -> Plan:
 
 
 class _Workspace:
-    """Memory for one call, aligned to a cache line, its values not set; and the arguments, the last of which it is."""
+    """Memory for a call, aligned to a cache line, its values not set; and the arguments: its address is the last."""
 
     __slots__ = ("address", "args", "args_at", "memory", "size")
 

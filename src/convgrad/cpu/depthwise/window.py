@@ -62,7 +62,7 @@ class Window:
         return {j: f.test("ult", f.add(column, j), self.plan.source.sizes[3]) for j in self.columns}
 
     def channels(self, f: Function, first: Value, *, masked: bool) -> AbstractContextManager[str]:
-        """A loop over vectors of channels: a tile has all of them, so that memory is read along lines."""
+        """A loop over vectors of channels, inside the tile, so that memory is read along cache lines."""
         stop = self.plan.layer.channels if masked else self.plan.whole_channels
         return f.loop(first, stop, self.plan.lanes)
 

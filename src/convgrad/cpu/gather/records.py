@@ -42,7 +42,10 @@ class WeightPacking(Enum):
 
 @dataclass(frozen=True)
 class Layer:
-    """The problem as a gather: its types, its axes, its channels and where they lie. Nothing is decided here."""
+    """The problem as a gather: its types, its axes, its channels and where they lie.
+
+    Its values are the problem's until `fill_lanes` puts groups or neighbouring results side by side.
+    """
 
     wanted: str  # the tensor computed: "y" or "x"
     dtype: str

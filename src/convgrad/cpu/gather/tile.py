@@ -1,9 +1,8 @@
 """Register tiles of a gather: so many pixels times so many vectors of channels out, summed over taps and channels in.
 
 A tile begins with the bias, or with the sums of the chunks before; adds the products of each tap of its phase; and
-writes the sums to the output staging, or rounded to the tensor. Products are added in one of four ways: an input is
-broadcast to all lanes, or a pair of inputs is, in a loop over the channels in; the same written out without a loop; or
-each lane picks the inputs of its own group.
+writes the sums to the output staging, or rounded to the tensor. Inputs are broadcast to all lanes, singly or in pairs,
+in a loop over the channels in or written out without one; or each lane picks the inputs of its own group.
 """
 
 from __future__ import annotations

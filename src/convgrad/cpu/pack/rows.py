@@ -1,6 +1,6 @@
 """Boxes of a tensor packed row by row: padding, layout and element type are dealt with here, and tiles need no bounds.
 
-`pack_box` does it by the packer that `box.packer` chose. Copies and row-packing are in this file, transposes in
+`pack_box` uses the packer that `packer` in box.py names. Copies and row-packing are in this file, transposes in
 transpose.py, pairs of bf16 in pairs.py.
 """
 

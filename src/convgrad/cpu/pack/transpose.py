@@ -22,7 +22,8 @@ SQUARE = ("p:from", "p:to", "i:pixels", "i:last")
 def thinned(f: Function, n: Elements, place: str, step: int, mask: str | None) -> str:
     """A vector of elements that lie `step` apart: a longer one is read, by a mask, thinned out and then widened.
 
-    Widened first, four channels of f16 that are thinned to a fourth and interleaved come out wrong: LLVM 22 errs.
+    LLVM 22 miscompiles the other order: f16 that is widened first, then thinned to a fourth and interleaved over four
+    channels.
     """
     wide = replace(n, lanes=n.lanes * step, sum=n.storage)
     value = wide.load(f, place, mask)

@@ -32,8 +32,8 @@ from math import ceil, inf
 from ..target import Target
 
 TEAM = 4
-"""Threads that work is cut for at least. Slices of a sum are as many for every team, so that their number does not
-enter; borders are cut as for this team. Origin not recorded.
+"""The smallest number of threads that work is cut for. A sum has as many slices whatever the number of threads, so
+that number does not change bits; borders are cut as for this team. Origin not recorded.
 """
 
 THREAD_BYTES = 4 << 20
@@ -75,14 +75,15 @@ BROADCAST_PART = 7, 4  # pixels take so much more room if what is broadcast lies
 GROUP_BLOCKS = 4  # blocks of groups in the lanes that a task takes, for whole cache lines. Origin not recorded
 OVERLAP_CUTS = 8  # ways to cut a row that are tried. Origin not recorded
 IN_PLACE_ROWS = 112  # for no more rows the side in the lanes is read in place
-IN_PLACE_POINTWISE = 48  # the same where pixels are in the lanes: vectors of them are far apart
-IN_PLACE_SPREAD = 200  # and this, if blocks of four fall into all sets of the first-level cache
-IN_PLACE_SHORT = 12  # and this, if vectors are shorter than lines of memory
+IN_PLACE_POINTWISE = 48  # rows, if pixels are in the lanes: vectors of them are far from each other
+IN_PLACE_SPREAD = 200  # rows, if so, and pixels read in turn fall into all sets of the first-level cache
+IN_PLACE_SHORT = 12  # rows, if so, and vectors are shorter than a cache line
 KEPT_LINES = 46  # a box whose lines stay in the first-level cache has fewer pixels, if each serves few products
 COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
-OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
-NARROWEST = 64  # pixels of a row that is cut for that
+# If each pixel of x is packed more than 2.5 times, a box is taken in which it is packed less than 0.6 times as often.
+OVERLAP, LESS_OVERLAP = 2.5, 0.6
+SHORTEST_ROW = 64  # pixels: rows are not cut shorter than this to reduce that overlap
 LEAST_BOX = 16  # pixels of a box. Origin not recorded, as of the next two
 SLICED_BOXES = 16  # a sum over fewer boxes is not cut into slices; a slice has four boxes at least
 MOST_SLICES = 16  # for all units of the result together; if there are as many units, none is cut

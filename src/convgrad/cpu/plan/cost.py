@@ -254,7 +254,7 @@ class Boxes:
             lengths += [ceil(n / (cuts * c)) for c in CUTS]
         line = ceil(self.line / self.out_strides[axis])
         whole = {up(s, line) if 2 * line <= s < n else s for s in lengths}
-        least = 1 if narrow else min(self.search.narrowest, size)
+        least = 1 if narrow else min(self.search.shortest_row, size)
         return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
 
     def _cost(self, box: list[int], steps: float, tasks: BoxTasks) -> float:
@@ -292,10 +292,10 @@ CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so 
 
 
 def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
-    """The share of time that threads wait for the last of them, each taking the next task when it is done with one.
+    """The share of time that threads wait for the last one, if each takes the next task when it has done one.
 
-    Each size stands for so many tasks. The mean for that number of threads, two at least, and half of it; none if there
-    are more than `many` tasks for each.
+    Each size stands for `each` tasks. The mean over `threads`, which is two or more, and half of them; 0 if there are
+    more than `many` tasks for each thread.
     """
     if each * len(sizes) > many * threads:
         return 0.0
@@ -304,7 +304,7 @@ def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
 
 
 def busy(sizes: Sequence[float], threads: int) -> float:
-    """How much of their time threads have work that take tasks of those sizes, from both ends: see frame.py."""
+    """The share of their time for which threads have work, if they take tasks of those sizes from both ends."""
     left = deque(sizes)
     ends = [(0.0, thread) for thread in range(threads)]
     while left:

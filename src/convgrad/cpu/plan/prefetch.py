@@ -28,7 +28,7 @@ class Prefetch:
 
     regions: tuple[Lines, ...]
     calls: int  # of tiles that have products, for a box
-    steps: int  # of a call: each adds one product, or a pair of them, for one tap at least
+    steps: int  # of a call, for one tap: each adds a product, or a pair of them, to every sum
 
     @property
     def lines_per_call(self) -> int:

@@ -47,7 +47,7 @@ def _gather(plan: Gather, names: Names) -> Telling:
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
     phases = prod(axis_map.out_stride for axis_map in cut.maps)
     if phases > 1:
-        how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
+        how += f"; the stride divides the pixels into {phases} kinds, each using only its own part of the kernel"
     columns = f"{plan.block} channels"
     if fold is not None:
         columns = f"{prod(fold.factors)} neighbours with {fold.channels} channels each"

@@ -45,7 +45,7 @@ class Tiles:
     flat_rows: int = 4  # a tile of more takes longer for each one more: results are written later
     high_price: float = 0.003  # so much longer
     evenly_spaced: float = 0.997  # what a tile takes whose pixels are evenly spaced: one address serves them all
-    uneven: float = 1.4  # what a row takes of a tile that is higher than others, if pixels are not evenly spaced
+    uneven: float = 1.4  # steps for each row of a tile in `even_steps`, if its pixels are not evenly spaced
     even_steps: dict[int, float] = field(default_factory=dict)  # steps of higher tiles with evenly spaced pixels
     fixed: bool = False  # the target has a tile of its own: its height is taken as it is
 
@@ -65,7 +65,7 @@ class BoxCosts:
     run: int = 120  # a run of results, if channels are strided
     torn_run: int = 300  # the same if another thread writes to its first or last line of memory
     task: int = 500  # a task: its pixels are listed
-    waiting: float = 0.7  # the share that is lost of the time that threads wait: as a rule one of them is slower
+    waiting: float = 0.7  # of the time that threads wait, the share that is lost: presumably one of them is slower
     roomy: float = 0.6  # beyond this share of the second-level cache a box takes longer
     crowded: float = 0.05  # so much longer for all of that cache
 
@@ -74,9 +74,9 @@ class BoxCosts:
 class BoxSearch:
     """Which boxes are looked at, so that planning takes milliseconds. Found by trying, figures not recorded."""
 
-    smallest: int = 8  # not those that are so many times smaller than others
+    smallest: int = 8  # boxes that are more than so many times smaller than the largest are not looked at
     looked_at: int = 32  # so many at most: those that overlap least, large ones first
-    narrowest: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
+    shortest_row: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
     enough_tasks: int = 2  # for a thread, if boxes then hold `least_tiles`
     least_tiles: int = 2
     many_tasks: int = 32  # for a thread: of more none is lost by waiting
@@ -92,11 +92,11 @@ class GatherTuning:
     unrolled: int = 64  # channels (or pairs) times rows: so few products of one vector are written without a loop
     copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% in the mean
     copied_pixels: int = 200  # if it has so many pixels
-    shared_weights: float = 1.25  # of the second-level cache: more weights are not shared by all threads. Zen 5, +0.5%
+    shared_weights: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
     task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
     tasks: int = 2  # for a thread
-    cheap_tasks: int = 8  # the same, if packing a box again costs little beside its products: if it is followed by
-    cheap_steps: int = 16  # so many steps for each input
+    cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
+    cheap_steps: int = 16  # which it does if each input is used in so many steps
     block_waiting: float = 0.05  # of the time: if threads wait no longer, each may take a block of channels for itself
 
 
@@ -184,7 +184,7 @@ def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
 
 
 def shorter(tiles: Tiles, rows: int, vectors: int, height: int) -> float:
-    """What a step of a tile takes that has fewer rows than there might be."""
+    """What a step takes in a tile with fewer rows than possible."""
     if tiles.whole_only and vectors == 1:
         return rows / height if height else 1.0
     if vectors > 2 and height >= min(tiles.enough_rows, rows):

@@ -21,10 +21,10 @@ from ..plan.bits import (
     LEAST_BOX,
     LESS_OVERLAP,
     MOST_SLICES,
-    NARROWEST,
     OVERLAP,
     OVERLAP_CUTS,
     ROW_CHANNELS,
+    SHORTEST_ROW,
     SLICE_BYTES,
     SLICED_BOXES,
     SPREAD_CHANNELS,
@@ -95,8 +95,8 @@ def _task_blocks(roles: Roles) -> int:
 def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where x would be packed too often for pairs,
-    there are twice as many pixels in a box, and rows are cut in order to take more of them.
+    A row that is cut is cut into whole cache lines, of `line` pixels each. Boxes overlap: where x
+    would be packed too often for pairs, there are twice as many pixels in a box, and rows are cut to take more of them.
     """
     axes = work.axes
     lane_room, row_room = box_bytes(work.target)
@@ -126,7 +126,7 @@ def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
         # Packing takes longer than reading what does not fit in the first-level cache.
         fewest = ceil(sizes[-1] / (2 * most))
         widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + OVERLAP_CUTS))
-        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= NARROWEST)
+        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= SHORTEST_ROW)
         box = next((other for other in others if often(other) < LESS_OVERLAP * often(box)), box)
     return box
 
@@ -308,10 +308,10 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
 
 @lru_cache(maxsize=1024)
 def busy_share(times: int, size: int, part: int, slices: int, threads: int, many: int) -> float:
-    """How much of their time threads have work that take tasks in order.
+    """The share of their time for which threads have work.
 
-    So many times a size is cut into parts, the last of which may be shorter; each comes in as many slices.
-    If there are `many` for each thread, all are busy.
+    `times` sizes are cut into parts, the last of which may be shorter; each part is one task for each slice of the sum.
+    With `many` tasks or more for each thread, the share is 1.
     """
     lengths = [1.0] * (size // part) + [size % part / part] * (size % part > 0)
     if times * len(lengths) * slices >= many * threads:

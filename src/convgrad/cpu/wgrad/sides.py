@@ -30,8 +30,8 @@ def results(plan: WeightGradient) -> Results:
 class Place(NamedTuple):
     """What a task sums: its group, its first row, the row that its sides begin with, and its blocks of lanes.
 
-    The last part of the rows begins early, so that every part has the same number of them; what comes before its first
-    row is not its own.
+    The last part begins early, so that every part has the same number of rows: those from `first_row` up to `row` are
+    written by the part before it.
     """
 
     group: Value
