@@ -137,7 +137,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     if way.backend is not cpu:
         rows.append(("where", _elsewhere(way)))
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
-    from .cpu.plan import telling
+    from .cpu import telling
 
     plan = way.plan
     told = telling.tell(plan, case.names)
@@ -200,7 +200,7 @@ def facts(case: Case) -> dict[str, Any]:
     if way.backend is not cpu:
         why, instead = ("; ".join(filter(None, words)) for words in zip(*(r[1:] for r in way.refusals), strict=True))
         return found | {"reason": why, "instead": instead}
-    from .cpu.plan import telling
+    from .cpu import telling
 
     plan, told = way.plan, telling.tell(way.plan, case.names)
     return found | {

@@ -15,8 +15,7 @@ import convgrad
 from convgrad import engine, explanation
 from convgrad.cli import main
 from convgrad.cli.picture import ASCII, picture
-from convgrad.cpu import target
-from convgrad.cpu.plan import telling
+from convgrad.cpu import target, telling
 from convgrad.cpu.threads import count
 from convgrad.errors import SpecError
 from convgrad.spec import OPS, Problem

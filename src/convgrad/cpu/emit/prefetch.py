@@ -1,4 +1,4 @@
-"""The code of prefetching: which lines, and when, is decided in `plan/prefetch.py`.
+"""The code of prefetching the next box, which `plan/prefetch.py` plans; and `prefetch_contiguous`, for other code.
 
 A prefetch changes no value and never faults, so its address may be wrong: beyond a tensor, or of a box that another
 thread takes.

@@ -4,6 +4,9 @@ The prefetch distance is one box. A plan lists regions of memory: the input of t
 one go, perhaps a part of the weights that are packed next. The lines of all regions are cut into as many slices as
 tiles are called for a box. A call of a tile prefetches one slice: all of it at its start if that is a BURST, otherwise
 line after line, evenly spread over its steps. `emit/prefetch.py` writes the code.
+
+Nearer things are prefetched where they are used: weights in pack/weights.py, rows of depthwise layers in their kernels
+and depthwise/window.py, results of the next tile of w in wgrad/write.py.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Plans told to a person: one function for each kind of nest, which reads only what it tells."""
+"""Plans told to a person: one function for each loop nest, listed in TELL, which reads only what it tells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from math import prod
 from typing import Any
 
-from ..depthwise.records import ChannelsInLanes, PixelsInLanes
-from ..gather.records import Gather, TaskOrder
-from ..pack.weights import PackWeights
-from ..target import Target
-from ..wgrad.records import WeightGradient
-from .records import Made, up
+from .depthwise.records import ChannelsInLanes, PixelsInLanes
+from .gather.records import Gather, TaskOrder
+from .pack.weights import PackWeights
+from .plan.records import Made, up
+from .target import Target
+from .wgrad.records import WeightGradient
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -31,14 +31,7 @@ class Telling:
 
 def tell(plan: Made, names: Names) -> Telling:
     """A plan in words, with the names of the tensors."""
-    if isinstance(plan, Gather):
-        return _gather(plan, names)
-    if isinstance(plan, WeightGradient):
-        return _weight_gradient(plan, names)
-    if isinstance(plan, ChannelsInLanes):
-        return _channels(plan, names)
-    assert isinstance(plan, PixelsInLanes)
-    return _pixels(plan, names)
+    return TELL[plan.nest](plan, names)
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -105,6 +98,14 @@ def _tasks(plan: Made) -> str:
 def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
     return f"{vectors} vector{'s' if vectors > 1 else ''} of {lanes} {what} in registers"
 
+
+TELL: Mapping[str, Callable[[Any, Names], Telling]] = {
+    Gather.nest: _gather,
+    WeightGradient.nest: _weight_gradient,
+    ChannelsInLanes.nest: _channels,
+    PixelsInLanes.nest: _pixels,
+}
+"""By loop nest, as the registry names it. A new nest has a function here, and words below for its fields."""
 
 WORDS = {
     "Boxes.box": "pixels that are packed and summed at a time, along each axis",
