@@ -134,7 +134,7 @@ class CardBackend:
         strides = strides or tuple(s * size for s in dense_strides(shape))
         return Sheet(self.card, at, shape, strides, dtype), at
 
-    def twin(self, tensor):
+    def duplicate(self, tensor):
         low, high = tensor.bounds
         at = self.card.take(high - low) + tensor.address - low
         copied = tensor._replace(memory=Sheet(self.card, at, *tensor[2:5]), address=at)

@@ -108,7 +108,7 @@ class Backend(Protocol):
         Strides are in bytes, without gaps; None is the order of the shape. `like` is the caller's first tensor.
         """
 
-    def twin(self, tensor: Tensor) -> Tensor:
+    def duplicate(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor in memory of its own, with the same strides."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:

@@ -83,7 +83,7 @@ def test_the_text_of_a_problem(fixed):
         "  tasks   8 tasks, each a box of at most 3136 pixels",
         "  memory  7.8 MiB in the three tensors, 55 FLOP per byte: as a rule arithmetic",
         "          decides how long it takes; 2.7 MiB of workspace",
-        "  notes   - results wait in a buffer: their channels lie apart",
+        "  notes   - results wait in a buffer: their channels are strided",
         "          - pixels at the border leave out the taps that meet only padding",
         "          - each thread packs all weights for itself",
         "          - the input of the next box is fetched while one is computed",

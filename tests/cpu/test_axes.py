@@ -107,7 +107,7 @@ def test_weights_read_x_and_y_where_both_exist() -> None:
     for a in AXES_DRAWN:
         ranges = tap_ranges((a,))
         for k in range(a.k):
-            ((low, high),) = ranges.reach[k]
+            ((low, high),) = ranges.valid[k]
             assert list(range(low, high)) == [o for o in range(a.y) if 0 <= (met(a, True, o, k) or 0) < a.x]
             assert all(ranges.starts[k] + o * ranges.x_steps[0] == met(a, True, o, k) for o in range(low, high))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convgrad.cpu.plan.axes import Axis, axis_maps
-from convgrad.cpu.plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, busy, waited
+from convgrad.cpu.plan.cost import BoxNeeds, BoxSearcher, BoxTasks, TileCosts, TileWork, busy, waited
 from convgrad.cpu.plan.tuning import tuning
 
 from .machines import AVX512
@@ -18,9 +18,9 @@ ROW = tuning(AVX512)
 IMAGES = (Axis(1, 1), Axis(8, 8), Axis(28, 28, 3, pad=1), Axis(28, 28, 3, pad=1))
 
 
-def boxes_of(axes: tuple[Axis, ...], *, forward: bool, line: int = 16) -> Boxes:
+def boxes_of(axes: tuple[Axis, ...], *, forward: bool, line: int = 16) -> BoxSearcher:
     """Boxes of results whose channels are strided."""
-    return Boxes(axes, forward, BoxNeeds(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), line, ROW)
+    return BoxSearcher(axes, forward, BoxNeeds(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), line, ROW)
 
 
 def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:

@@ -153,9 +153,11 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pixels in the lanes": _wgrad(lambda r: r.tensors.names == ("w", "x", "y") and not r.roles.pairs),
     "a last block with fewer vectors": _gather(lambda g: g.tile.last_vectors > 0 and g.tile.blocks > 1),
     "a last block with fewer vectors, weights": _wgrad(
-        lambda r: r.tail > 0 and r.roles.blocks > 1 and not r.output.direct
+        lambda r: r.last_vectors > 0 and r.roles.blocks > 1 and not r.output.direct
     ),
-    "a last block with fewer vectors, direct": _wgrad(lambda r: r.tail > 0 and r.roles.blocks > 1 and r.output.direct),
+    "a last block with fewer vectors, direct": _wgrad(
+        lambda r: r.last_vectors > 0 and r.roles.blocks > 1 and r.output.direct
+    ),
     "pixels in the lanes, backwards": _wgrad(lambda r: r.tensors.names == ("w", "y", "x") and not r.roles.pairs),
     "pixels in the lanes, in pairs": _wgrad(lambda r: r.tensors.names[0] == "w" and r.roles.pairs),
     "pixels in the lanes, summed in boxes": _wgrad(lambda r: r.output.direct and max(r.boxes.counts) > 1),
@@ -206,11 +208,11 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     ),
     "pairs of contiguous channels": _wgrad(lambda r: Pairing.CHANNELS in (r.x.pack.pairing, r.y.pack.pairing)),
     "pairs of contiguous pixels": _wgrad(lambda r: Pairing.PIXELS in (r.x.pack.pairing, r.y.pack.pairing)),
-    "pairs by way of a copy": _wgrad(lambda r: r.x.copies or r.y.copies),
+    "pairs by way of a copy": _wgrad(lambda r: r.x.pairs_by_copy or r.y.pairs_by_copy),
     "pairs under taps that lie evenly apart": _wgrad(
         lambda r: (
             r.roles.pairs
-            and r.x.join == (1, 2)
+            and r.x.pair == (1, 2)
             and r.sides[0].mode is not Mode.IN_PLACE
             and r.x.packs[3].count > r.boxes.box[3] + 1
         )
@@ -235,7 +237,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         lambda r: r.x.mode is Mode.ROWS and r.roles.pairs and len(r.x.packs[3].offsets) > 8
     ),
     "rows of y that follow each other": _wgrad(lambda r: len(r.y.starts[-1]) > 1 and r.y.mode is not Mode.IN_PLACE),
-    "every other pixel the first of a pair": _wgrad(lambda r: r.roles.pairs and r.x.join[1] > 1),
+    "every other pixel the first of a pair": _wgrad(lambda r: r.roles.pairs and r.x.pair[1] > 1),
     "weights in pairs, an odd width": _wgrad(lambda r: r.roles.pairs and r.boxes.sizes[-1] % 2 == 1),
     "weights in boxes, the last one smaller": _wgrad(
         lambda r: any(n % b for n, b in zip(r.boxes.sizes, r.boxes.box, strict=True))

@@ -192,7 +192,7 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
         if isinstance(plan, Gather) and plan.tile.fold is not None:
             continue  # see test_gather_plan.py
         if isinstance(plan, WeightGradient):  # pixels in the lanes: one tap, no padding
-            assert plan.taps.ranges.reach == (tuple((0, n) for n in plan.boxes.sizes),)
+            assert plan.taps.ranges.valid == (tuple((0, n) for n in plan.boxes.sizes),)
             continue
         forward = p.wanted == "y"
         inside = outputs = 1

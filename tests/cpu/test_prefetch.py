@@ -13,7 +13,7 @@ from convgrad.cpu.compile import jit
 from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.plan.prefetch import BURST, Lines, Prefetch, lines
-from convgrad.cpu.plan.workspace import own
+from convgrad.cpu.plan.workspace import per_thread
 from convgrad.cpu.target import LINE
 from convgrad.cpu.threads import team
 
@@ -45,7 +45,7 @@ def test_lines_are_spread_over_the_steps_of_a_call(calls: int, steps: int) -> No
 def test_offsets_are_listed_by_region() -> None:
     """What fills up the last slice of a region is its first line."""
     prefetch = Prefetch(REGIONS, 5, 64)
-    frame = Frame(Module(), [own("lines", 2 * prefetch.size)], "float")
+    frame = Frame(Module(), [per_thread("lines", 2 * prefetch.size)], "float")
     frame.list_lines(prefetch)
     table = np.full(prefetch.size + 8, -1, np.int64)
     arguments = (ctypes.c_int64 * 5)(0, 0, 0, 0, table.ctypes.data)

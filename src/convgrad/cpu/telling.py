@@ -25,7 +25,7 @@ class Telling:
     nest: str
     how: str  # how a result comes about: a sentence without its full stop
     tile: str  # what is computed at a time
-    full: float  # the share of vector lanes that have something to do
+    lanes_used: float  # the share of vector lanes that have something to do
     tasks: str  # what threads take
 
 
@@ -145,7 +145,7 @@ WORDS = {
     "Side.channel": "elements between groups, and between channels",
     "Side.channels": "channels in a group",
     "Side.in_stride": "coordinates between neighbouring y, along each axis",
-    "Side.join": "pixels between those of a pair, and between pairs",
+    "Side.pair": "pixels between those of a pair, and between pairs",
     "Side.low": "coordinate of the first packed pixel, along each axis",
     "Side.mode": "how tiles read it",
     "Side.name": "its name in the sum",
@@ -191,7 +191,7 @@ WORDS = {
     "kernel": "size of the kernel, along each axis",
     "lanes": "numbers in a vector",
     "low": "coordinate of the first packed input, along each axis",
-    "maps": "how results walk over the input, along each axis",
+    "maps": "which inputs results read, along each axis",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
     "packs": "how each axis of the input is packed",

@@ -18,7 +18,7 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
 from .records import ChannelsInLanes
-from .window import Row, Tiles, Window
+from .window import Row, TilePair, Window
 
 ARGUMENTS = ("p:x", "p:y", "p:sums", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:first")
 """Of a tile: x at the position of the first pixel of y, that pixel, the sums [tap][channel]; the position along each
@@ -30,7 +30,7 @@ def write(plan: ChannelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     window = Window(plan, tuple(axis.segments[0] for axis in plan.maps))
-    tiles = Tiles(_tile(m, "tile", window, masked=False), _tile(m, "tile_masked", window, masked=True))
+    tiles = TilePair(_tile(m, "tile", window, masked=False), _tile(m, "tile_masked", window, masked=True))
     tap_weights = m.table("tap_weights", plan.layer.taps)
     if plan.tap_ranges is None:
         raise ValueError("the plan does not say where taps lie inside x")
@@ -48,7 +48,7 @@ def write(plan: ChannelsInLanes) -> str:
     return frame.end()
 
 
-def _sum_slice(frame: Frame, window: Window, tiles: Tiles, number: Value) -> None:
+def _sum_slice(frame: Frame, window: Window, tiles: TilePair, number: Value) -> None:
     """The sums of one slice: as many rows of tiles as all others, in order."""
     f, plan, n = frame.f, window.plan, window.n
     counts, size = plan.counts, len(plan.layer.taps) * plan.pitch

@@ -21,9 +21,9 @@ def write(plan: PixelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     layer, source, result = plan.layer, plan.source, plan.result
-    given, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
+    elements, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
     tap_weights = m.table("tap_weights", layer.taps)
-    pack = _pack_image(m, plan, given)
+    pack = _pack_image(m, plan, elements)
     height = result.sizes[1]
     heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
     tiles = {rows: _tile(m, plan, out, rows) for rows in heights if rows <= height}
@@ -35,12 +35,12 @@ def write(plan: PixelsInLanes) -> str:
         first = f.mul(task, plan.task_images)
         with f.loop(first, f.min(f.add(first, plan.task_images), plan.images * layer.channels)) as index:
             image, channel = f.split(index, [plan.images, layer.channels])
-            _widen_weights(frame, plan, given, tap_weights, channel)
+            _widen_weights(frame, plan, elements, tap_weights, channel)
             read, place = (
                 f.add(*(f.mul(i, s) for i, s in zip((image, channel), t.strides, strict=True)))
                 for t in (source, result)
             )
-            f.call(pack, f.at(inputs, read, given.storage), at["packed"])
+            f.call(pack, f.at(inputs, read, elements.storage), at["packed"])
             _compute(frame, plan, tiles, f.at(results, place, out.storage), out.storage)
     return frame.end()
 

@@ -14,7 +14,7 @@ from ...spec.problem import Ints, Problem
 from ..plan.axes import Axis, tap_offsets
 from ..plan.records import AxisMap, Nest, TapRanges, up
 from ..plan.tuning import converts_f16
-from ..plan.workspace import Buffer, own, shared
+from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
 
@@ -183,7 +183,7 @@ class PixelsInLanes(Depthwise):
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors: an image, and the weights of a channel with its bias."""
         image = prod(self.packed.extents) * self.packed.pitch
-        return own("packed", image), own("weights", len(self.layer.taps) + 1)
+        return per_thread("packed", image), per_thread("weights", len(self.layer.taps) + 1)
 
 
 def positions(maps: tuple[AxisMap, ...]) -> Ints:

@@ -22,7 +22,7 @@ Row = tuple[int, int, int]
 """A row of the source: its offset on the first three axes, from the position of the tile."""
 
 
-class Tiles(NamedTuple):
+class TilePair(NamedTuple):
     """The functions of a tile. They compute all channels from a given one on, which is their last argument."""
 
     plain: Function  # all pixels exist; whole vectors of channels only
@@ -99,7 +99,7 @@ class Window:
         o0, o1, o2 = row
         return (o0, o1, o2 + self.plan.rows * self.plan.maps[2].in_stride) not in self.rows
 
-    def call(self, f: Function, tiles: Tiles, arguments: Sequence[Value]) -> None:
+    def call(self, f: Function, tiles: TilePair, arguments: Sequence[Value]) -> None:
         """Call a tile: the masked one if a pixel does not exist, and for channels that do not fill a vector.
 
         The last arguments are the column of the source, and the rows and columns that are left.

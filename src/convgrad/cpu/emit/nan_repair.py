@@ -28,7 +28,7 @@ class NanRepair:
     ) -> None:
         self.tap_ranges, self.n, self.groups, self.steps, self.pitch = tap_ranges, n, groups, steps, pitch
         self.starts = m.table("tap_starts", tap_ranges.starts)
-        self.ends = m.table("tap_ends", [end for tap in tap_ranges.reach for axis in tap for end in axis])
+        self.ends = m.table("tap_ends", [end for tap in tap_ranges.valid for axis in tap for end in axis])
         self.function = f = m.function("repair", ["p:x", "p:y", "i:tap", "p:to", "i:left"])
         if steps == (1, 1):
             self._vectors(f)

@@ -9,7 +9,7 @@ from ..ir.shuffle import shuffle
 from ..ir.vectors import any_lane, fma, splat
 
 
-class Tile:
+class Accumulators:
     """Accumulators of rows by vectors, as variables that become registers."""
 
     def __init__(self, f: Function, start: Sequence[Sequence[str]], lanes: int, sum_: str) -> None:

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from ..plan.axes import axis_maps, packed, phases_of
 from ..plan.bits import TEAM, THREAD_BYTES
-from ..plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, waited
+from ..plan.cost import BoxNeeds, BoxSearcher, BoxTasks, TileCosts, TileWork, waited
 from ..plan.records import entry_steps, up
 from ..plan.tuning import even_steps, tuning
 from ..target import LINE
@@ -69,7 +69,7 @@ def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> Til
     return TileCosts(layer.axes, layer.forward, source.in_place, work)
 
 
-def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> Boxes:
+def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> BoxSearcher:
     """What boxes may take, and what they cost beside their products."""
     pixel_bytes, budget = source.pitch * layer.item, tile.target.l2 // 3
     if output.staged:  # The sums of a block of channels lie beside the packed input.
@@ -89,7 +89,7 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
     last = layer.axes[-1]
     contiguous = (last.y_step if layer.forward else last.x_step) == 1  # results are, along rows
     line = LINE // min(layer.size, layer.out_size) if contiguous else 1
-    return Boxes(layer.axes, layer.forward, needs, line, tuned)
+    return BoxSearcher(layer.axes, layer.forward, needs, line, tuned)
 
 
 # Tasks.
@@ -115,13 +115,13 @@ def task_options(layer: Layer, tile: Tile, sums: Sums, source: Source, threads: 
     tuned = tuning(tile.target).gather
     cheap = source.in_place or layer.taps * tile.vectors >= tuned.cheap_steps
     wanted = (tuned.cheap_tasks if cheap and tile.blocks > 1 else tuned.tasks) * threads
-    apart = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
+    many_weights = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
     return Options(
         group_parts=ceil(layer.groups / groups_per_task(layer, tile)),
         blocks=tile.blocks,
         by_channel=_many_weights(layer, tile, source, threads),
         wanted=wanted,
-        least_parts=min(2, tile.blocks) if apart else 1,
+        least_parts=min(2, tile.blocks) if many_weights else 1,
         kept=tile.block * layer.item if sums.chunks > 1 else 0,
         beyond=tile.lanes,
     )

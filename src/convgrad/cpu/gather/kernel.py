@@ -152,7 +152,7 @@ class _Kernel:
     def __init__(self, plan: Gather, functions: _Functions, frame: Frame) -> None:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
-        self.source, self.target = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
+        self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
 
     # Weights.
 
@@ -324,7 +324,7 @@ class _Kernel:
             corner = self._corner(place.start)
             channel_out = f.mul(place.block, plan.block * layer.out_channel[1])
             out_at = f.add(f.mul(place.group, layer.out_channel[0]), channel_out, *corner)
-            bases.append(f.at(self.target, out_at, self.functions.results.elements.storage))
+            bases.append(f.at(self.result, out_at, self.functions.results.elements.storage))
         return bases
 
     def _corner(self, start: list[Value]) -> list[Value]:
@@ -348,7 +348,7 @@ class _Kernel:
         )
         staging = f.at(self.at["staging"], kept, plan.sum)
         results = (
-            staging if plan.output.staged else f.at(self.target, out_channel, self.functions.results.elements.storage)
+            staging if plan.output.staged else f.at(self.result, out_channel, self.functions.results.elements.storage)
         )
         groups = plan.tile.lane_groups
         if groups is not None:
@@ -397,8 +397,8 @@ class _Kernel:
             maps = zip(place.start, plan.cut.maps, strict=True)
             left = [f.min(f.sub(a.out, f.mul(s, a.out_stride)), a.box * a.out_stride) for s, a in maps]
             if plan.tile.fold is not None:
-                f.call(finish, staging, self.target, *place.start, *left)
+                f.call(finish, staging, self.result, *place.start, *left)
             else:
                 corner = self._corner(place.start)
-                to = f.at(self.target, f.add(out_channel, *corner), self.functions.results.elements.storage)
+                to = f.at(self.result, f.add(out_channel, *corner), self.functions.results.elements.storage)
                 f.call(finish, staging, to, *left, lanes)

@@ -20,7 +20,7 @@ from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
 from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces
-from ..plan.workspace import Buffer, own, shared
+from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
 
@@ -298,11 +298,11 @@ class Gather(Nest):
 
     @property
     def round_first(self) -> bool:
-        """Whether sums are rounded before they are transposed: results are narrow, and rows longer than a vector."""
+        """Whether sums are rounded before they are transposed: results have two bytes, rows more than a vector."""
         cut, layer = self.cut, self.layer
         longest = prod(cut.region[2:]) if cut.row_contiguous else cut.region[3]
-        narrow = layer.out_dtype in ("bf16", "f16")
-        return narrow and longest > self.lanes and not (layer.accumulate or self.output.stream)
+        two_bytes = layer.out_dtype in ("bf16", "f16")
+        return two_bytes and longest > self.lanes and not (layer.accumulate or self.output.stream)
 
     @property
     def box_accumulators(self) -> int:
@@ -322,7 +322,7 @@ class Gather(Nest):
         return self.layer.taps * (self.sums.channels // self.sums.width) * lanes
 
     @property
-    def at_once(self) -> int:
+    def shared_if_packed_for_all(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
         alone = self.task.weights is not WeightPacking.TEAM
         return self.shared + alone * self.item * self.layer.groups * self.group_weights
@@ -330,14 +330,14 @@ class Gather(Nest):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        packs = shared if self.task.weights is WeightPacking.TEAM else own
+        packs = shared if self.task.weights is WeightPacking.TEAM else per_thread
         return (
             packs("weights", self._weights),
             packs("bias", self._bias),
-            own("packed", self._packed),
-            own("staging", self._staging),
-            own("pixels", (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item)),
-            own("lines", 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)),
+            per_thread("packed", self._packed),
+            per_thread("staging", self._staging),
+            per_thread("pixels", (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item)),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)),
         )
 
     @property

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..emit.prefetch import Fetch
 from ..emit.store import Results
-from ..emit.tile import Tile, addresses, moved
+from ..emit.tile import Accumulators, addresses, moved
 from ..ir.builder import Function, Module, Value
 from ..ir.vectors import size_of
 from ..plan.records import LaneGroups
@@ -54,7 +54,7 @@ def tile_function(m: Module, plan: Gather, out: Results, rows: int, vectors: int
     arguments = Arguments(*f.args[: len(NAMES)])
     fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *f.args[len(NAMES) :])
     inputs = _inputs(f, plan, arguments, rows)
-    sums = Tile(f, [["zeroinitializer"] * vectors for _ in range(rows)], plan.lanes, plan.sum)
+    sums = Accumulators(f, [["zeroinitializer"] * vectors for _ in range(rows)], plan.lanes, plan.sum)
     tile = _Tile(f, plan, arguments, out, inputs, sums, vectors)
     _begin(tile)
     _add_taps(tile, fetch)
@@ -73,7 +73,7 @@ class _Tile:
     arguments: Arguments
     out: Results
     inputs: list[str]  # where the input of each pixel begins
-    sums: Tile
+    sums: Accumulators
     vectors: int
 
     @property

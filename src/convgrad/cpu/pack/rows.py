@@ -179,8 +179,8 @@ def _transpose(f: Function, n: Elements, box: PackBox, chosen: Packer, ends: tup
     last = f.sub(channels, 1)
     with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
         source = f.at(row, f.add(f.mul(c, box.channel_step), first, f.mul(i, step)), n.storage)
-        target = f.at(to, f.add(f.mul(i, pitch), f.mul(c, len(box.members))), n.sum)
-        f.call(transposed, source, target, f.sub(high, i), f.sub(last, c))
+        place = f.at(to, f.add(f.mul(i, pitch), f.mul(c, len(box.members))), n.sum)
+        f.call(transposed, source, place, f.sub(high, i), f.sub(last, c))
 
 
 def _elements(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -> None:

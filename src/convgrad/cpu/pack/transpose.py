@@ -61,8 +61,8 @@ class _Square(NamedTuple):
         *_, pixels, last = f.args
         side, size = self.members * n.lanes, self.few.lanes
         whole = self.members == 1 and box.channels is not None and box.channels % n.lanes == 0
-        full = f.test("sge", pixels, side)
-        branch = f.either(full if whole else f.both(full, f.test("sge", last, n.lanes - 1)))
+        complete = f.test("sge", pixels, side)
+        branch = f.either(complete if whole else f.both(complete, f.test("sge", last, n.lanes - 1)))
         known: list[Value] = [i * box.channel_step for i in range(n.lanes)]
         for first in range(0, side, size):
             self._transpose(first, self._rows(first, size, known))

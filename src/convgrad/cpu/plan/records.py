@@ -62,7 +62,7 @@ class TapRanges(NamedTuple):
     """Where each weight reads: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for o in the tap's valid range."""
 
     starts: Ints
-    reach: tuple[tuple[tuple[int, int], ...], ...]  # valid ranges: of each tap, per axis, where it lies inside x
+    valid: tuple[tuple[tuple[int, int], ...], ...]  # ranges: of each tap, per axis, where it lies inside x
     x_steps: Ints
     y_steps: Ints
 
@@ -169,7 +169,7 @@ class Nest:
         return self.item * elements(self.buffers, per_thread=False)
 
     @property
-    def at_once(self) -> int:
+    def shared_if_packed_for_all(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
         return self.shared
 
@@ -205,7 +205,7 @@ def pitch(channels: int, lanes: int) -> int:
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:
-    """Band entries between neighbours along each axis."""
+    """Entries between neighbours along each axis."""
     steps = [1] * len(packs)
     for i in reversed(range(len(packs) - 1)):
         steps[i] = steps[i + 1] * packs[i + 1].extent

@@ -27,7 +27,7 @@ WAY = 4096  # bytes: lines of memory that are so far apart share a set of the fi
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileTuning:
     """How high tiles are, and what one takes that is not filled.
 
     The rows are pixels, or channels where sums are over pixels. More rows let each vector of weights that is loaded
@@ -125,7 +125,7 @@ class DepthwiseTuning:
 class Tuning:
     """The row of a kind of machine. What is prefetched follows from the boxes: see prefetch.py."""
 
-    tiles: Tiles
+    tiles: TileTuning
     boxes: BoxCosts = BoxCosts()
     search: BoxSearch = BoxSearch()
     gather: GatherTuning = GatherTuning()
@@ -134,15 +134,15 @@ class Tuning:
 
 
 THIRTY_TWO = {1: 8, 2: 8, 3: 8, 4: 6}  # rows of tiles, with so many registers
-SIXTEEN = Tuning(Tiles({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
+SIXTEEN = Tuning(TileTuning({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
 KINDS = {
     # AVX-512, two vectors in each cycle: AMD Zen 5, Intel servers.
-    "two per cycle": Tuning(Tiles(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
+    "two per cycle": Tuning(TileTuning(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
     # AVX-512 in two steps of 32 bytes: AMD Zen 4, with whole vectors and with vectors of half the width.
-    "double pumped": Tuning(Tiles(THIRTY_TWO)),
-    "half width": Tuning(Tiles({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
+    "double pumped": Tuning(TileTuning(THIRTY_TWO)),
+    "half width": Tuning(TileTuning({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
     "avx2": SIXTEEN,
-    "neon": Tuning(Tiles(THIRTY_TWO)),
+    "neon": Tuning(TileTuning(THIRTY_TWO)),
     "baseline": SIXTEEN,
 }
 
@@ -183,7 +183,7 @@ def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     return (tuning(target).tiles.sum_rows if vectors == 1 else rows), vectors
 
 
-def shorter(tiles: Tiles, rows: int, vectors: int, height: int) -> float:
+def shorter(tiles: TileTuning, rows: int, vectors: int, height: int) -> float:
     """What a step takes in a tile with fewer rows than possible."""
     if tiles.whole_only and vectors == 1:
         return rows / height if height else 1.0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from string import Template
 
-from .count import MOST
+from .count import MOST_THREADS
 from .wake_ir import CONDITION, FUTEX
 
 COUNTER = 64  # bytes between counters: a cache line
@@ -36,7 +36,7 @@ def source(triple: str, futex: bool = True) -> str:
         body, waits = TEAM, CONDITION
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
-    numbers = {"threads": MOST, "others": MOST - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
+    numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
@@ -70,7 +70,10 @@ LAYOUT = {
     # the thread). At 4, i32: the CPU of the thread that wrote the 1. At 8, i32: the system's number of the thread.
     "slots": 2304,
 }
-SIZES = {"room": 128 * MOST, "size": LAYOUT["slots"] + 128 * MOST}  # bytes of all slots, and of @control
+SIZES = {
+    "room": 128 * MOST_THREADS,
+    "size": LAYOUT["slots"] + 128 * MOST_THREADS,
+}  # bytes of all slots, and of @control
 
 HEAD = """
 @control = internal global [$size x i8] zeroinitializer, align 128

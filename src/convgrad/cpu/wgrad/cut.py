@@ -55,8 +55,8 @@ def cut_pixels(work: Work, roles: Roles, modes: Modes) -> Boxes:
     cut = [i for i, (a, b) in enumerate(zip(axes, box, strict=True)) if b < a.y]
     if slices > 1 and len(cut) == 1:  # as many boxes in each part
         (i,) = cut
-        even = ceil(axes[i].y / up(ceil(axes[i].y / box[i]), slices))
-        box[i] = up(even, 2) if work.pairs and i == len(axes) - 1 else even
+        evenly = ceil(axes[i].y / up(ceil(axes[i].y / box[i]), slices))
+        box[i] = up(evenly, 2) if work.pairs and i == len(axes) - 1 else evenly
     return Boxes(tuple(a.y for a in axes), tuple(box), slices)
 
 

@@ -94,8 +94,8 @@ def _by_images(shape: Shape) -> Shape:
     if filled or not plain or not unused:
         return shape
     images = outer[plain[-1]]
-    half = images.x // 2
-    outer[plain[-1]] = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
+    pairs = images.x // 2
+    outer[plain[-1]] = replace(images, x=pairs, y=pairs, x_step=2 * images.x_step, y_step=2 * images.y_step)
     del outer[unused[0]]
     return replace(shape, axes=(*outer, row, replace(images, x=2, y=2)))
 

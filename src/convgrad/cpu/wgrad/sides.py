@@ -93,7 +93,7 @@ def pack_sides(
             continue
         to = addresses[side.name] = at[side.name]
         begin = [f.add(*(f.mul(begin[i], size) for i, size in terms)) for terms in side.starts]
-        raw = [at[f"{side.name}_raw"]] if side.copies else []
+        raw = [at[f"{side.name}_raw"]] if side.pairs_by_copy else []
         if not side.by_block:
             source = f.at(tensor, f.add(base, f.mul(here.first_row, side.channel[1])), storage)
             f.call(packer, source, to, *begin, side.at_once, *raw)
