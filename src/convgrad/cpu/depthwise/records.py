@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
+from ..ir.vectors import sum_type
 from ..plan.axes import Axis, tap_offsets
 from ..plan.records import AxisMap, Nest, TapRanges, up
 from ..plan.tuning import converts_f16
@@ -40,7 +40,7 @@ def layer_of(p: Problem, axes: tuple[Axis, ...], target: Target) -> Layer:
         wanted=p.wanted,
         dtype=p.dtype,
         out_dtype=p.out_dtype,
-        sum="float" if DTYPES[p.dtype].accumulator.itemsize == 4 else "double",
+        sum=sum_type(p.dtype),
         converts_f16=converts_f16(target),
         channels=p.g,
         taps=tap_offsets(axes),

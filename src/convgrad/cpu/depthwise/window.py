@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ..ir.builder import Function, Value, vector
 from ..ir.convert import Elements
+from ..ir.vectors import align_of
 from ..plan.records import Segment
-from ..target import LINE
 from .records import ChannelsInLanes
 
 Row = tuple[int, int, int]
@@ -35,8 +35,7 @@ class Window:
     def __init__(self, plan: ChannelsInLanes, segments: tuple[Segment, ...]) -> None:
         self.plan, self.segments = plan, segments
         self.n = Elements(plan.layer.dtype, plan.lanes, plan.sum, plan.layer.converts_f16)
-        vector_bytes = plan.lanes * plan.item
-        self.align = min(LINE, vector_bytes & -vector_bytes)  # of a vector of sums or packed weights
+        self.align = align_of(plan.lanes, plan.sum)  # of a vector of sums or packed weights
         self.column_taps = segments[3].taps  # (column of the kernel, offset)
         self.stride = plan.maps[3].in_stride  # of columns
         self.rows = _rows(plan, segments)

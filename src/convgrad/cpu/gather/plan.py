@@ -12,6 +12,7 @@ from math import ceil, gcd, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..ir.convert import Elements
+from ..ir.vectors import sum_type
 from ..pack.box import transposable
 from ..pack.weights import PackWeights, WeightPacker
 from ..plan.axes import inside, simplify, spans, tap_offsets
@@ -87,7 +88,7 @@ def as_gather(p: Problem, target: Target) -> Layer:
     group, cy, cx = shape.w_channel
     return Layer(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype,
-        sum="float" if DTYPES[p.dtype].accumulator.itemsize == 4 else "double", converts_f16=converts_f16(target),
+        sum=sum_type(p.dtype), converts_f16=converts_f16(target),
         axes=shape.axes, forward=forward, groups=p.g, cin=cin, cout=cout, in_channel=in_channel,
         out_channel=out_channel, w_strides=(group, cy, cx) if forward else (group, cx, cy), bias=p.bias_stride,
         accumulate=p.accumulate,

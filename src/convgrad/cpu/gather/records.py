@@ -16,6 +16,7 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
+from ..ir.vectors import size_of
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
@@ -76,7 +77,7 @@ class Layer:
     @property
     def item(self) -> int:
         """Bytes of an accumulator."""
-        return 4 if self.sum == "float" else 8
+        return size_of(self.sum)
 
     @property
     def size(self) -> int:

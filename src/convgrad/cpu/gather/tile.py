@@ -15,9 +15,8 @@ from ..emit.prefetch import Fetch
 from ..emit.store import Results
 from ..emit.tile import Accumulators, addresses, moved
 from ..ir.builder import Function, Module, Value
-from ..ir.vectors import size_of
+from ..ir.vectors import align_of
 from ..plan.records import LaneGroups
-from ..target import LINE
 from .records import Fold, Gather
 
 
@@ -79,8 +78,7 @@ class _Tile:
     @property
     def align(self) -> int:
         """What the addresses of our own vectors are a multiple of."""
-        size = size_of(self.plan.sum) * self.plan.lanes
-        return min(LINE, size & -size)
+        return align_of(self.plan.lanes, self.plan.sum)
 
     @property
     def width(self) -> int:

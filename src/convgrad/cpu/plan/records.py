@@ -11,6 +11,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...spec.problem import Ints
+from ..ir.vectors import size_of
 from .bits import LEAST_ODD_PITCH
 from .workspace import Buffer, elements
 
@@ -161,7 +162,7 @@ class Nest:
     @property
     def item(self) -> int:
         """Bytes of an accumulator."""
-        return 4 if self.sum == "float" else 8
+        return size_of(self.sum)
 
     @property
     def shared(self) -> int:

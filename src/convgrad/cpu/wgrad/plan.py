@@ -11,6 +11,7 @@ from math import prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
+from ..ir.vectors import sum_type
 from ..pack.box import transposable
 from ..plan.axes import spans, tap_offsets, tap_ranges
 from ..plan.prefetch import Prefetch, lines
@@ -39,7 +40,7 @@ def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
     taps = Taps(tap_offsets(work.axes), entries, tap_ranges(work.axes))
     output = plan_output(work, roles, boxes, parts, taps, prefetch is not None)
     names = ("x", "y", "w") if is_sum else pointwise.tensors(p)
-    tensors = Tensors(names, p.dtype, p.out_dtype, "float" if work.item == 4 else "double", converts_f16(work.target))
+    tensors = Tensors(names, p.dtype, p.out_dtype, sum_type(p.dtype), converts_f16(work.target))
     made = WeightGradient(tensors, roles, boxes, parts, x, y, taps, output, prefetch, threads=threads)
     return replace(made, why=tuple(reasons(made, work)))
 

@@ -287,7 +287,7 @@ class WeightGradient(Nest):
         # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
         beyond = self.lanes * self.rows * self.block
         several = self.boxes.slices > 1
-        entries = 0 if self.prefetch is None else self.prefetch.size * (2 if self.sum == "float" else 1)
+        entries = 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)
         return (
             shared("sums", self.task_sums * self.tasks + beyond if several else 0),
             per_thread("x", self._packed(self.x)),

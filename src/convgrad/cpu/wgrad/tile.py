@@ -8,8 +8,7 @@ from contextlib import ExitStack, contextmanager
 from ..emit.prefetch import Fetch, prefetch_contiguous
 from ..emit.tile import Accumulators
 from ..ir.builder import Function, Module, Value
-from ..ir.vectors import size_of
-from ..target import LINE
+from ..ir.vectors import align_of
 from .records import Mode, WeightGradient
 from .sides import results
 
@@ -194,5 +193,4 @@ def _end(f: Function, plan: WeightGradient, tile: Accumulators, sums: str) -> No
 
 def _align(plan: WeightGradient) -> int:
     """What addresses of sums, and of packed vectors, are multiples of."""
-    size = plan.lanes * size_of(plan.sum)
-    return min(LINE, size & -size)
+    return align_of(plan.lanes, plan.sum)
