@@ -51,9 +51,9 @@ class Tensor(NamedTuple):
         """The first address of the tensor, and the first one behind it."""
         if 0 in self.shape:
             return self.address, self.address
-        ways = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
-        back = sum([way for way in ways if way < 0])
-        return self.address + back, self.address + sum(ways) - back + self.item
+        spans = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
+        back = sum([span for span in spans if span < 0])
+        return self.address + back, self.address + sum(spans) - back + self.item
 
     def may_overlap(self, others: Iterable[Tensor]) -> bool:
         """Whether the tensor may have a byte in common with one of some others, judged by their bounds."""

@@ -166,7 +166,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     ),
     "pixels in the lanes, packed": _wgrad(lambda r: r.tensors.names[0] == "w" and r.sides[1].mode is not Mode.IN_PLACE),
     "pixels in the lanes, added": _wgrad(lambda r: r.tensors.names[0] == "w" and r.output.accumulate),
-    "rows in place whose channels lie apart": _wgrad(
+    "rows in place whose channels are strided": _wgrad(
         lambda r: r.sides[0].mode is Mode.IN_PLACE and r.sides[0].row_step > 1
     ),
     "few channels, y": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "y"),

@@ -43,7 +43,7 @@ def write(plan: ChannelsInLanes) -> str:
         TilePair(_tile(m, f"tile{i}", window, masked=False), _tile(m, f"tile{i}_masked", window, masked=True))
         for i, window in enumerate(windows)
     ]
-    tap_weights = m.table("tap_weights", plan.layer.taps)
+    tap_weights = m.table("tap_weights", plan.layer.tap_offsets)
 
     frame = Frame(m, plan.buffers, plan.sum)
     _pack_weights(frame, plan, tap_weights)
@@ -72,8 +72,8 @@ def _pack_weights(frame: Frame, plan: ChannelsInLanes, tap_weights: str) -> None
             value = n.load_one(f, f.at(source, f.add(first, f.mul(channel, step)), n.storage))
             f.store(value, f.at(to, f.add(f.mul(tap, plan.pitch), c), sum_), sum_, size_of(sum_))
 
-    with frame.items("first", len(layer.taps) + 1) as tap:
-        branch = f.either(f.test("slt", tap, len(layer.taps)))
+    with frame.items("first", len(layer.tap_offsets) + 1) as tap:
+        branch = f.either(f.test("slt", tap, len(layer.tap_offsets)))
         offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
         pack(frame.tensors["w"], offset, layer.w_step, frame.at["weights"], tap)
         f.otherwise(branch)

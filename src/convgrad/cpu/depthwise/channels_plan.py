@@ -76,5 +76,5 @@ def _slices(layer: Layer, tile: Tile, maps: tuple[AxisMap, ...], item: int) -> i
     counts = positions(maps)
     tile_rows = counts[0] * counts[1] * ceil(counts[2] / tile.rows)
     least, most = DEPTHWISE_SLICES
-    slice_bytes = len(layer.taps) * up(layer.channels, tile.lanes) * item
+    slice_bytes = len(layer.tap_offsets) * up(layer.channels, tile.lanes) * item
     return max(1, min(tile_rows // SLICE_TILE_ROWS, most, max(least, DEPTHWISE_SLICE_BYTES // slice_bytes)))

@@ -1,6 +1,6 @@
 """What a tile reads if lanes are channels: a window of rows and columns of pixels, in place.
 
-Both kernels of `ChannelsInLanes` walk over positions of one tensor (the result, or y for w) and read the other one
+Both kernels of `ChannelsInLanes` step through positions of one tensor (the result, or y for w) and read the other one
 around them. Each pixel of the window is loaded once and serves all taps. Pixels outside the tensor are left out: rows
 by a branch, columns by a mask. There are two tiles for each window: a plain one, without masks, and a masked one.
 """
@@ -84,14 +84,14 @@ class Window:
         plan, n = self.plan, self.n
         steps = plan.source.steps
         offset = sum(o * s for o, s in zip(row, steps, strict=False))
-        line = f.at(source, f.add(offset, channel), n.storage)
+        source_row = f.at(source, f.add(offset, channel), n.storage)
         if masks is None and self._is_new_below(row):
-            below = f.at(line, plan.rows * plan.maps[2].in_stride * steps[2], n.storage)
+            below = f.at(source_row, plan.rows * plan.maps[2].in_stride * steps[2], n.storage)
             # The tile beside that one prefetches the other columns.
             for j in self.columns[: plan.vectors * self.stride]:
                 f.prefetch(f.at(below, j * steps[3], n.storage))
         masks = masks or {}
-        return {j: n.load(f, f.at(line, j * steps[3], n.storage), masks.get(j)) for j in self.columns}
+        return {j: n.load(f, f.at(source_row, j * steps[3], n.storage), masks.get(j)) for j in self.columns}
 
     def _is_new_below(self, row: Row) -> bool:
         """Whether the tile below reads, at this row of its window, one that this tile does not read."""

@@ -74,8 +74,8 @@ class NanRepair:
             left_side = n.load(f, f.at(x, x_at, n.storage), x_mask)
             right = n.load(f, f.at(y, y_at, n.storage), y_mask)
             for j, total in enumerate(totals):
-                own = of_group(f, n.vector, left_side, n.lanes, self.groups, j)
-                f.set(total, n.vector, fma(f, own, right, f.get(total, n.vector), n.lanes, n.sum))
+                picked = of_group(f, n.vector, left_side, n.lanes, self.groups, j)
+                f.set(total, n.vector, fma(f, picked, right, f.get(total, n.vector), n.lanes, n.sum))
 
         self._each_pixel(f, tap, add, more)
         for place, old, lanes, total in zip(places, before, bad, totals, strict=True):

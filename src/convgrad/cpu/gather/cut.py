@@ -49,7 +49,7 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     packs = tuple(packed(a, m, layer.forward, source.in_place) for a, m in zip(layer.axes, maps, strict=True))
     steps = [p.stride for p in packs] if source.in_place else [e * source.pitch for e in entry_steps(packs)]
     phases, tap_table = phases_of(layer.axes, maps, steps)
-    few = layer.cin * tiling.rows <= sums.width * tuning(tile.target).gather.unrolled
+    few = layer.cin * tiling.rows <= sums.per_step * tuning(tile.target).gather.unrolled
     unrolled = few and tile.vectors == 1 and sums.chunks == 1 and tile.lane_groups is None
     total *= layer.groups
     return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table, total)
@@ -84,7 +84,7 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
         layer.taps * sums.real_chunk * tile.block * (layer.size if sums.pairs else layer.item),
         0 if output.staged else tile.block * layer.out_size, tile.target.l2,
         0 if source.in_place else vector * ceil(pixel_channels(layer, tile) / tile.lanes),
-        0 if layer.out_channel[1] == 1 else layer.cout * sums.width,
+        0 if layer.out_channel[1] == 1 else layer.cout * sums.per_step,
     )  # fmt: skip
     last = layer.axes[-1]
     contiguous = (last.y_step if layer.forward else last.x_step) == 1  # results are, along rows

@@ -68,7 +68,7 @@ def _functions(m: Module, plan: Gather) -> _Functions:
     moved = replace(inputs, sum="i16") if pairs else inputs
     clear = zero(m, moved)
     tap_table = m.table("tap_table", [number for pair in cut.tap_table for number in pair])
-    tap_offsets = m.table("tap_offsets", plan.weights.taps)
+    tap_offsets = m.table("tap_offsets", plan.weights.tap_offsets)
     phases = m.table("phases", phase_numbers(cut))
     return _Functions(
         inputs,
@@ -181,7 +181,7 @@ class _Kernel:
         weights, biases = self.at["weights"], self.at["bias"]
         if plan.task.weights is WeightPacking.THREAD_BLOCK:
             return weights, biases
-        step = f.div(f.mul(chunk, sums.chunk), sums.width)
+        step = f.div(f.mul(chunk, sums.chunk), sums.per_step)
         inner = f.mul(step, f.mul(block_lanes(f, plan.weights, block), plan.layer.taps))
         place = f.add(f.mul(group, plan.group_weights), f.mul(block, plan.panel), inner)
         bias = f.mul(f.add(f.mul(group, plan.tile.blocks), block), plan.block)

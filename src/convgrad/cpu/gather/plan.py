@@ -264,7 +264,7 @@ def prefetch_next(
         return None, 0
     by_channel = task.order is TaskOrder.CHANNEL
     blocks = 1 if by_channel else ceil(tile.blocks / task.parts)  # of channels, that a task computes for a box
-    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.width
+    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.per_step
     weights = _next_weights(layer, tile, sums, cut.boxes, calls * steps * layer.taps) if by_channel else None
     if cut.boxes == 1 and weights is None:
         return None, 0

@@ -151,7 +151,7 @@ class Sums:
         return max(1, ceil(self.channels / self.chunk))
 
     @property
-    def width(self) -> int:
+    def per_step(self) -> int:
         """Channels that one step of a tile takes."""
         return 2 if self.pairs else 1
 
@@ -313,14 +313,14 @@ class Gather(Nest):
     @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels; a pair is one."""
-        return self.layer.taps * (self.sums.channels // self.sums.width) * self.block
+        return self.layer.taps * (self.sums.channels // self.sums.per_step) * self.block
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
         tile = self.tile
         lanes = (tile.blocks - 1) * tile.block + tile.last_block
-        return self.layer.taps * (self.sums.channels // self.sums.width) * lanes
+        return self.layer.taps * (self.sums.channels // self.sums.per_step) * lanes
 
     @property
     def shared_if_packed_for_all(self) -> int:
@@ -345,7 +345,7 @@ class Gather(Nest):
     def _weights(self) -> int:
         """Elements of the packed weights."""
         if self.task.weights is WeightPacking.THREAD_BLOCK:  # of a block of channels and a chunk
-            return self.layer.taps * (self.sums.chunk // self.sums.width) * self.block
+            return self.layer.taps * (self.sums.chunk // self.sums.per_step) * self.block
         return self.layer.groups * self.group_weights
 
     @property
@@ -361,7 +361,7 @@ class Gather(Nest):
         source = self.source
         beyond = self.lanes * (source.pitch + 1)
         box = 0 if source.in_place else prod(p.extent for p in self.cut.packs) * source.pitch + beyond
-        return ceil(box / self.sums.width)
+        return ceil(box / self.sums.per_step)
 
     @property
     def _staging(self) -> int:

@@ -50,7 +50,7 @@ def pack_box(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
         pack_row = pair_pixels(m, n, box, clear)
     else:
         pack_row = _row(m, n, box, clear, chosen)
-    last, width = box.axes[-1], box.width
+    last, width = box.axes[-1], box.row_elements
     with _rows(m, f, box, starts) as (row, inside, offset):
         to = f.at(packed, f.mul(row, width), n.sum)
         branch = f.either(inside)
@@ -61,8 +61,8 @@ def pack_box(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
             table = m.table(f"{box.name}_3", last.offsets)
             with f.loop(0, len(last.offsets)) as r:
                 shift = f.load(f.at(table, r, "i64"), "i64", 8)
-                segment = f.at(to, f.mul(r, width // len(last.offsets)), n.sum)
-                f.call(pack_row, start_row, segment, f.add(starts[3], shift), channels)
+                run = f.at(to, f.mul(r, width // len(last.offsets)), n.sum)
+                f.call(pack_row, start_row, run, f.add(starts[3], shift), channels)
         f.otherwise(branch)
         f.call(clear, to, width)
         f.join(branch)

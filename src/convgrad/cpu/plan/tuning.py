@@ -23,7 +23,7 @@ from ...spec.problem import Problem
 from ..target import LINE, Target
 from .bits import row_steps
 
-WAY = 4096  # bytes: lines of memory that are so far apart share a set of the first-level cache
+CACHE_WAY = 4096  # bytes: lines of memory that are so far apart share a set of the first-level cache
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def even_steps(target: Target, vectors: int, spread: int) -> dict[int, float]:
     They do not if a stride spreads the results (`spread` is how many bytes, 0 without a stride) so that those of a tile
     share a few sets of the first-level cache: Zen 5, 18 to 26% lost there.
     """
-    near = spread == 0 or gcd(spread, WAY) < WAY // 2
+    near = spread == 0 or gcd(spread, CACHE_WAY) < CACHE_WAY // 2
     return tuning(target).tiles.even_steps if vectors == 1 and near else {}
 
 

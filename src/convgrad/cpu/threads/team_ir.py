@@ -198,7 +198,7 @@ leave:
   ret void
 }
 
-; One turn of a spin. Every 64th turn offers the CPU to others, in case the thread that this one waits for needs it; if
+; One iteration of a spin. Every 64th offers the CPU to others, in case the thread that is waited for needs it; if
 ; nobody wants it, that takes less than a microsecond.
 define internal void @spin_once(i32 %i) alwaysinline nounwind {
 entry:
@@ -247,8 +247,8 @@ tell:
 wake:
   %name.p = getelementptr i8, ptr %slot, i64 8
   %name = load i32, ptr %name.p
-  br i1 %enough, label %apart, label %anywhere
-apart:
+  br i1 %enough, label %elsewhere, label %anywhere
+elsewhere:
   call void @wake_elsewhere(ptr %slot, i32 %name)
   br label %after
 anywhere:
@@ -312,10 +312,10 @@ work:
   ; @wake_elsewhere has chosen its CPU then.
   %there = load i32, ptr %there.p
   %here = call i32 @current_cpu()
-  %together = icmp eq i32 %here, %there
+  %same_cpu = icmp eq i32 %here, %there
   %enough = call i1 @cpus_suffice(i64 %n)
-  %apart = and i1 %together, %enough
-  %could = and i1 %apart, %awake
+  %nearby = and i1 %same_cpu, %enough
+  %could = and i1 %nearby, %awake
   br i1 %could, label %consider, label %begin
 consider:
   %now = call i64 @clock()

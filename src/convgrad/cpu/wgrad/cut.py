@@ -64,8 +64,8 @@ def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
     """Bytes that a pixel takes in the caches, of the side in the lanes and of the side in the rows."""
     block, item = roles.block, work.item
     if roles.lane_groups:
-        lines_at_once = _task_blocks(roles)
-        return block * item * lines_at_once // 2, 2 * block * item * lines_at_once
+        task_blocks = _task_blocks(roles)
+        return block * item * task_blocks // 2, 2 * block * item * task_blocks
     lane_bytes = block * (2 if work.pairs else item)
     row_bytes = pitch(min(roles.row_channels, ROW_CHANNELS), roles.lanes) * item
     rows_in_place = modes.rows is Mode.IN_PLACE
@@ -278,7 +278,7 @@ def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
     x, y = prod(min(a.x, a.y * a.k) for a in work.axes), prod(a.y for a in work.axes)
     rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
     row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
-    products = y * work.taps * roles.lane_channels / (roles.lanes * roles.width)
+    products = y * work.taps * roles.lane_channels / (roles.lanes * roles.per_step)
     return PartCost(cutting, row_copies, lanes * roles.lane_channels, products, tuning(work.target).wgrad.copy)
 
 

@@ -80,7 +80,7 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
     if by_block:
         step = up(at_once, roles.lanes)
     elif mode is Mode.ROWS:
-        step = pitch(prod(q.extent for q in source.packs), roles.lanes * roles.width)
+        step = pitch(prod(q.extent for q in source.packs), roles.lanes * roles.per_step)
     else:
         # A few contiguous channels are kept without a gap, so that pixels can be copied as one run.
         few = source.channel[1] == 1 and at_once < 4 * roles.lanes

@@ -63,7 +63,7 @@ def plan_prefetch(work: Work, roles: Roles, boxes: Boxes, parts: Parts) -> Prefe
     x_lines = lines(counts, steps, x_channels, shape.x_channel[1], size)
     y_lines = lines(boxes.box, [a.y_step for a in work.axes], y_channels, shape.y_channel[1], size)
     regions = (y_lines,) if work.pointwise else (x_lines, y_lines)
-    return Prefetch(regions, calls, prod(boxes.box) // roles.width)
+    return Prefetch(regions, calls, prod(boxes.box) // roles.per_step)
 
 
 def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, taps: Taps, prefetch: bool) -> Output:

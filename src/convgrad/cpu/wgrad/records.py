@@ -77,7 +77,7 @@ class Roles:
         return ceil(self.lane_channels / self.block)
 
     @property
-    def width(self) -> int:
+    def per_step(self) -> int:
         """Pixels that one step of a tile takes."""
         return 2 if self.pairs else 1
 
@@ -301,7 +301,7 @@ class WeightGradient(Nest):
     def _packed(self, side: Side) -> int:
         """Elements of a packed side, and room beyond it."""
         if side.mode is Mode.ROWS:
-            return ceil((self.parts.row_part * side.pitch + 2 * self.lanes) / self.roles.width)
+            return ceil((self.parts.row_part * side.pitch + 2 * self.lanes) / self.roles.per_step)
         blocks = self.parts.lane_part if side.by_block else 1
         return (0 if side.mode is Mode.IN_PLACE else side.size * blocks) + self.lanes * side.pitch
 

@@ -26,7 +26,7 @@ from ..plan.bits import (
     row_steps,
 )
 from ..plan.records import LaneGroups, up
-from ..plan.tuning import WAY, sums_tile, tuning
+from ..plan.tuning import CACHE_WAY, sums_tile, tuning
 from ..target import LINE, Target
 from .records import Mode, Modes, Roles
 from .work import Work
@@ -173,13 +173,13 @@ def _few_rows(work: Work, lane_side: str) -> int:
         return IN_PLACE_ROWS
     if work.lanes * work.item < LINE:
         return IN_PLACE_SHORT
-    return IN_PLACE_SPREAD if gcd(_pixel_bytes(work, lane_side), WAY) <= 4 * LINE else IN_PLACE_POINTWISE
+    return IN_PLACE_SPREAD if gcd(_pixel_bytes(work, lane_side), CACHE_WAY) <= 4 * LINE else IN_PLACE_POINTWISE
 
 
 def same_sets(work: Work, side: str) -> bool:
     """Whether pixels of a side that are read one after another evict each other from the first-level cache."""
     step = _pixel_bytes(work, side)
-    return step != 0 and step % WAY == 0
+    return step != 0 and step % CACHE_WAY == 0
 
 
 def _pixel_bytes(work: Work, side: str) -> int:

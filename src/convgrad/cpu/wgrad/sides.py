@@ -68,7 +68,7 @@ def packers(m: Module, plan: WeightGradient) -> dict[str, Function]:
     found = {}
     for side in (plan.x, plan.y):
         if side.mode is not Mode.IN_PLACE:
-            lanes = n.lanes * (plan.roles.width if side.mode is Mode.ROWS else 1)
+            lanes = n.lanes * (plan.roles.per_step if side.mode is Mode.ROWS else 1)
             found[side.name] = pack_box(m, replace(n, lanes=lanes), side.pack, clear)
     return found
 
