@@ -35,7 +35,7 @@ def list_lines(m: Module, prefetch: Prefetch) -> Function:
     return f
 
 
-def slice_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
+def portion_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
     """What the call of that number prefetches: the base of a region, and where the offsets from it are listed."""
     call = f.min(call, sum(prefetch.portions) - 1)
     base, first = bases[0], prefetch.portions[0]

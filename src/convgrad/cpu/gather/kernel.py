@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..emit.frame import Frame, items
-from ..emit.prefetch import slice_of
+from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -386,7 +386,7 @@ class _Kernel:
             return ()
         calls = busy_tiles(plan.cut.maps, plan.rows)
         call = f.add(f.mul(index, calls), f.div(pixel, plan.rows))
-        return slice_of(f, plan.prefetch, self.at["lines"], call, bases)
+        return portion_of(f, plan.prefetch, self.at["lines"], call, bases)
 
     def _finish(self, place: _Place, staging: str, out_channel: Value, lanes: Value) -> None:
         """After the last chunk, write the staging of a box to the tensor."""

@@ -58,7 +58,7 @@ class Prefetch:
 
     @property
     def portions(self) -> Ints:
-        """Slices of each region."""
+        """Portions of each region."""
         return tuple(ceil(prod(count for count, _ in region) / self.lines_per_call) for region in self.regions)
 
     @property

@@ -75,9 +75,8 @@ def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
         # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
         lane_bytes += LINE if work.taps == 1 else LINE // 2
     if modes.lanes is Mode.IN_PLACE:
-        lane_bytes = (
-            lane_bytes * BROADCAST_PART[0] // BROADCAST_PART[1]
-        )  # what is broadcast lies in lines of its own beside them
+        # What is broadcast lies in lines of its own beside them.
+        lane_bytes = lane_bytes * BROADCAST_PART[0] // BROADCAST_PART[1]
     elif rows_in_place and work.channel_step(roles.row_side) == 1 and not work.pointwise:
         # So it does here; where few products are made of a line, it should not come a second time.
         if roles.vectors == 1:

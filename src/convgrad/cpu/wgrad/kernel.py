@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..emit.frame import Frame
-from ..emit.prefetch import slice_of
+from ..emit.prefetch import portion_of
 from ..emit.slices import add_slices
 from ..ir.builder import Function, Module, Value
 from .records import Boxes, WeightGradient
@@ -168,7 +168,7 @@ def _lines(k: _Kernel, box: _Box, call: Value) -> tuple[str, ...]:
     """What a tile prefetches in its call of that number."""
     if k.plan.prefetch is None:
         return ()
-    return slice_of(k.frame.f, k.plan.prefetch, k.frame.at["lines"], call, box.coming)
+    return portion_of(k.frame.f, k.plan.prefetch, k.frame.at["lines"], call, box.coming)
 
 
 def _inside(k: _Kernel, box: _Box, tap: Value) -> tuple[Value, Value, list[Value], list[Value]]:

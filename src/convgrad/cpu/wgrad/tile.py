@@ -30,8 +30,9 @@ def tiles(m: Module, plan: WeightGradient, entries: str) -> tuple[Function, Func
 def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
     """A function that adds a box's products to one tile of so many vectors, for one tap.
 
-    (rows, lanes, sums, fresh, counts of each axis; then, of ragged pairs, which ends are odd; then, if it writes whole
-    sums, where to, lanes left, whether whole; then what it prefetches).
+    It takes both sides, the sums, whether they begin, and the pixels along each axis. If pairs are ragged, also which
+    ends are odd; if it writes whole sums itself, where to, how many lanes, and whether they are whole; and what it
+    prefetches.
     """
     ends = ["i:low", "i:high"] if plan.ragged else []
     direct = ["p:to", "i:left", "i:complete"] if plan.output.direct else []
@@ -66,7 +67,8 @@ def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
 def group_tile(m: Module, plan: WeightGradient, entries: str) -> Function:
     """The same where groups are side by side in the lanes: rows are taps, and channels of x within a group.
 
-    (x, y, sums, fresh, first tap, counts of each axis; then what it prefetches). Taps beyond the last repeat it.
+    It takes x, y, the sums, whether they begin, the first tap, the pixels along each axis, and what it prefetches. Taps
+    beyond the last repeat it.
     """
     if plan.roles.lane_groups is None:
         raise ValueError("there are no groups in the lanes of this plan")
