@@ -27,7 +27,6 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     boxes = _boxes(layer, tile, sums, source, output)
     least = tuning(tile.target).search.least_tiles * tile.most_rows
     columns, results = ceil(layer.cout / tile.lanes), prod(layer.out_strides)
-    group_parts = ceil(layer.groups / groups_per_task(layer, tile))
 
     def box_for(threads: int, steps: Callable[[list[int]], float]) -> tuple[float, list[int]]:
         options = task_options(layer, tile, sums, source, threads)
@@ -35,7 +34,7 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
         def tasks(box: list[int]) -> BoxTasks:
             order, parts = cut_task(options, boxes.number(box), prod(box) * results)
             by_channel = order is TaskOrder.CHANNEL
-            return BoxTasks(tile.blocks, 0) if by_channel else BoxTasks(parts, group_parts * parts)
+            return BoxTasks(tile.blocks, 0) if by_channel else BoxTasks(parts, options.group_parts * parts)
 
         return boxes.best(threads, least, lambda box: columns * steps(box), tasks)
 
@@ -99,6 +98,7 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
 class Options:
     """What tasks may be on so many threads, whatever the boxes."""
 
+    groups: int  # of a task
     group_parts: int
     blocks: int
     by_channel: bool  # it pays that a task is a block of channels with all boxes, if its sums fit
@@ -116,8 +116,10 @@ def task_options(layer: Layer, tile: Tile, sums: Sums, source: Source, threads: 
     cheap = source.in_place or layer.taps * tile.vectors >= tuned.cheap_steps
     wanted = (tuned.cheap_tasks if cheap and tile.blocks > 1 else tuned.tasks) * threads
     many_weights = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
+    groups = groups_per_task(layer, tile)
     return Options(
-        group_parts=ceil(layer.groups / groups_per_task(layer, tile)),
+        groups=groups,
+        group_parts=ceil(layer.groups / groups),
         blocks=tile.blocks,
         by_channel=_many_weights(layer, tile, source, threads),
         wanted=wanted,
@@ -141,20 +143,20 @@ def cut_tasks(layer: Layer, tile: Tile, sums: Sums, source: Source, cut: Cut, th
     """What a task is, and who packs the weights."""
     options = task_options(layer, tile, sums, source, threads)
     order, parts = cut_task(options, cut.boxes, prod(cut.region))
-    groups = groups_per_task(layer, tile)
     if order is TaskOrder.CHANNEL:
-        return Task(order, groups, parts, WeightPacking.THREAD_BLOCK)
+        return Task(order, options.groups, parts, 1, WeightPacking.THREAD_BLOCK)
+    blocks = ceil(tile.blocks / parts)
     tuned = tuning(tile.target).gather
     # A few weights are packed again sooner than they come from another thread's cache, and nobody is waited for.
     pixels, weights = prod(m.out for m in cut.maps), _weight_bytes(layer, tile, sums)
     if layer.groups * weights <= tuned.copied_weights and pixels >= tuned.copied_pixels * threads:
-        return Task(order, groups, parts, WeightPacking.THREAD_ALL)
+        return Task(order, options.groups, parts, blocks, WeightPacking.THREAD_ALL)
     # With one part of the channels before another, a thread has most weights from itself; but if channels are
     # contiguous, threads write to the same lines of each pixel, where parts meet.
     common_lines = pixels if layer.out_channel[1] == 1 else 0
     if parts > 1 and weights > LINE * common_lines:
         order = TaskOrder.PART
-    return Task(order, groups, parts, WeightPacking.TEAM)
+    return Task(order, options.groups, parts, blocks, WeightPacking.TEAM)
 
 
 def groups_per_task(layer: Layer, tile: Tile) -> int:

@@ -26,8 +26,6 @@ from .tile import Arguments, tile_function
 
 def write(plan: Gather) -> str:
     """The IR of a kernel for this plan."""
-    if plan.tile.fold is not None and plan.tile.blocks > 1:
-        raise ValueError("folded results must be in one block of channels")
     m = Module()
     functions = _functions(m, plan)
     kernel = _Kernel(plan, functions, Frame(m, plan.buffers, plan.sum))
@@ -207,13 +205,12 @@ class _Kernel:
 
     def by_boxes(self) -> None:
         """Tasks are boxes: of each group of a task and each chunk, the input, then one block of channels at a time."""
-        f, plan, tile = self.f, self.plan, self.plan.tile
+        f, plan = self.f, self.plan
         with self.frame.items("second", plan.tasks) as task:
             group_part, part, boxes = self._box_task(task)
             start = self._begin_box(boxes)
-            blocks = -(-tile.blocks // plan.task.parts)
-            first = f.mul(part, blocks)
-            last = f.min(f.add(first, blocks), tile.blocks)
+            first = f.mul(part, plan.task.blocks)
+            last = f.min(f.add(first, plan.task.blocks), plan.tile.blocks)
             first_group = f.mul(group_part, plan.task.groups)
             last_group = f.min(f.add(first_group, plan.task.groups), plan.layer.groups)
             with f.loop(first_group, last_group) as group, f.loop(0, plan.sums.chunks) as chunk:
@@ -320,7 +317,7 @@ class _Kernel:
             first = f.add(f.mul(f.mul(box, axis_map.box), axis_map.in_stride), axis_map.low + min(packed.offsets))
             at = f.add(at, f.mul(first, packed.stride))
         bases = [f.at(self.source, at, self.functions.inputs.storage)]
-        if not plan.output.stream and plan.tile.fold is None:
+        if plan.output.prefetch:
             corner = self._corner(place.start)
             channel_out = f.mul(place.block, plan.block * layer.out_channel[1])
             out_at = f.add(f.mul(place.group, layer.out_channel[0]), channel_out, *corner)

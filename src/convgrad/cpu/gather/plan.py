@@ -75,7 +75,10 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     weights_step = 0
     if p.bytes > target.l2:
         prefetch, weights_step = prefetch_next(layer, tile, sums, output, cut, task)
-    made = Gather(layer, tile, sums, source, output, cut, task, weights, prefetch, weights_step, threads=threads)
+    made = Gather(
+        layer, tile, sums, source, output, cut, task, weights, rounds_first(layer, tile, output, cut), prefetch,
+        weights_step, threads=threads,
+    )  # fmt: skip
     return replace(made, why=reasons(made))
 
 
@@ -129,6 +132,8 @@ def fill_lanes(layer: Layer, target: Target) -> tuple[Layer, Tile]:
         rows = min(rows, tuning(target).tiles.group_rows)
     last_vectors = 0 if groups else ceil(layer.cout / lanes) % vectors
     blocks = ceil(layer.cout / (lanes * vectors))
+    if folded is not None and blocks > 1:
+        raise ValueError(f"folded results must be in one block of channels, got {blocks}")
     return layer, Tile(target, lanes, vectors, last_vectors, rows, blocks, groups, folded)
 
 
@@ -225,7 +230,18 @@ def write_results(layer: Layer, tile: Tile, sums: Sums, many: bool) -> Output:
         staged = strided
     # Squares of results of two bytes are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
     two_bytes = staged and strided and layer.out_size < layer.item
-    return Output(staged, stream=many and tile.fold is None and not two_bytes)
+    stream = many and tile.fold is None and not two_bytes
+    return Output(staged, stream, prefetch=not stream and tile.fold is None)
+
+
+def rounds_first(layer: Layer, tile: Tile, output: Output, cut: Cut) -> bool:
+    """Whether sums are rounded before they are transposed: results have two bytes, and rows are longer than a vector.
+
+    A vector then holds two pixels of each channel.
+    """
+    longest = prod(cut.region[2:]) if cut.row_contiguous else cut.region[3]
+    two_bytes = layer.out_dtype in ("bf16", "f16")
+    return two_bytes and longest > tile.lanes and not (layer.accumulate or output.stream)
 
 
 # How weights are packed.
@@ -263,16 +279,15 @@ def prefetch_next(
     if tile.lane_groups is not None:
         return None, 0
     by_channel = task.order is TaskOrder.CHANNEL
-    blocks = 1 if by_channel else ceil(tile.blocks / task.parts)  # of channels, that a task computes for a box
-    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.per_step
+    calls, steps = task.blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.per_step
     weights = _next_weights(layer, tile, sums, cut.boxes, calls * steps * layer.taps) if by_channel else None
     if cut.boxes == 1 and weights is None:
         return None, 0
     axes = zip(layer.axes, cut.maps, strict=True)
     counts, steps_in = zip(*(spans(a, m.box, layer.forward) for a, m in axes), strict=True)
     regions = [lines(counts, steps_in, sums.real_chunk, layer.in_channel[1], layer.size)]
-    if not output.stream and tile.fold is None:
-        channels = min(layer.cout, blocks * tile.block)
+    if output.prefetch:
+        channels = min(layer.cout, task.blocks * tile.block)
         steps_out = [m.out_step for m in cut.maps]
         regions.append(lines(cut.region, steps_out, channels, layer.out_channel[1], layer.out_size))
     weights_step = 0

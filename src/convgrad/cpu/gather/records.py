@@ -178,6 +178,7 @@ class Output:
 
     staged: bool  # sums wait in a buffer, the output staging; else tiles write results themselves
     stream: bool  # results are written past the caches
+    prefetch: bool  # the memory of a box's results is prefetched while the box before it is computed
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ class Task:
     order: TaskOrder
     groups: int  # of a task
     parts: int  # that the blocks of channels of a box are cut into
+    blocks: int  # of channels, that it computes of a box
     weights: WeightPacking
 
 
@@ -247,6 +249,7 @@ class Gather(Nest):
     cut: Cut
     task: Task
     weights: PackWeights
+    round_first: bool  # sums are rounded before they are transposed
     prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_step: int  # bytes between the weights that one box prefetches and the next; 0: they are not prefetched
 
@@ -296,14 +299,6 @@ class Gather(Nest):
         """Elements between what neighbouring results of a row read."""
         along = self.cut.packs[-1].stride if self.source.in_place else self.source.pitch
         return self.cut.maps[-1].packed_stride * along
-
-    @property
-    def round_first(self) -> bool:
-        """Whether sums are rounded before they are transposed: results have two bytes, rows more than a vector."""
-        cut, layer = self.cut, self.layer
-        longest = prod(cut.region[2:]) if cut.row_contiguous else cut.region[3]
-        two_bytes = layer.out_dtype in ("bf16", "f16")
-        return two_bytes and longest > self.lanes and not (layer.accumulate or self.output.stream)
 
     @property
     def box_accumulators(self) -> int:
