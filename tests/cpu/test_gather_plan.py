@@ -36,7 +36,7 @@ def test_folded_results_have_their_own_weights(target: str) -> None:
         plan = make_plan(p, TARGETS[target], 2)
         if isinstance(plan, Gather) and plan.tile.fold is not None:
             found += 1
-            lanes = len(plan.tile.fold.table) // len(plan.weights.taps)
+            lanes = len(plan.tile.fold.table) // len(plan.weights.tap_offsets)
             assert lanes == plan.layer.cout == prod(plan.tile.fold.factors) * plan.tile.fold.channels <= plan.block
             weights: dict[int, list[int]] = {}
             for i, at in enumerate(plan.tile.fold.table):
@@ -197,7 +197,7 @@ def test_boxes_prefetch_all_of_the_weights_that_are_packed_next(
         for box in range(plan.cut.boxes)
         for at in product(*(range(0, count * step, step) for count, step in weights))
     }
-    sums = product(range(plan.block), range(plan.sums.chunk), plan.weights.taps)
+    sums = product(range(plan.block), range(plan.sums.chunk), plan.weights.tap_offsets)
     needed = {
         (16 + size * (c * plan.layer.w_strides[1] + k * plan.layer.w_strides[2] + tap)) // LINE for c, k, tap in sums
     }
