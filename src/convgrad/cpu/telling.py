@@ -208,7 +208,7 @@ WORDS = {
     "sum": "type of the sums",
     "tap_ranges": "where each tap lies inside x",
     "tap_table": "taps of each phase, and where their input is packed",
-    "taps": "where each kernel element lies in the weights",
+    "tap_offsets": "where each kernel element lies in the weights",
     "task_images": "images of one channel, in a task",
     "task_rows": "positions along the third axis, in a task",
     "threads": "threads that take part",
