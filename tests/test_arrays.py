@@ -551,3 +551,36 @@ def test_no_images(kind):
     result = convgrad.apply(kind, *inputs, **call)
     assert result.shape == sizes[op.wanted]
     assert not result.any()
+
+
+def test_tensors_that_are_known_again_are_still_looked_at():
+    """Calls of plain tensors are remembered; those that look alike but are not plain are opened all the same."""
+    x, w = map(torch.from_numpy, _pair())
+    for _ in range(3):
+        assert np.array_equal(convgrad.convolution(x, w, **CALL).numpy(), EXPECTED)
+    negative = torch.conj(torch.complex(torch.zeros_like(x), x)).imag
+    assert negative.is_neg()
+    for _ in range(3):
+        assert np.array_equal(convgrad.convolution(negative, w, **CALL).numpy(), -EXPECTED)
+    needs = x.clone().requires_grad_()
+    for _ in range(2):
+        with torch.no_grad():
+            assert np.array_equal(convgrad.convolution(needs, w, **CALL).numpy(), EXPECTED)
+        _refused("input_grad", "that requires grad", needs, w)
+        _refused("input_device", "a meta tensor has no values", x.to("meta"), w)
+    with torch.inference_mode():
+        locked = torch.zeros(EXPECTED.shape)
+    out = torch.zeros(EXPECTED.shape)
+    read_only = np.zeros(EXPECTED.shape, np.float32)
+    read_only.flags.writeable = False
+    for _ in range(3):
+        version = out._version
+        assert convgrad.convolution(x, w, out=out, **CALL) is out
+        assert out._version == version + 1
+        _refused("out_writable", "torch.inference_mode", x, w, out=locked)
+        convgrad.convolution(*_pair(), out=np.zeros_like(read_only), **CALL)
+        _refused("out_writable", "a read-only array", *_pair(), out=read_only)
+    gone = x.clone()
+    convgrad.convolution(gone, w, **CALL)
+    gone.untyped_storage().resize_(0)
+    _refused("input_array", "memory was given back", gone, w)

@@ -1,7 +1,8 @@
-"""The seam: the values that pass between a call and what computes it, and what a back end and an array library offer.
+"""What passes between a call and what computes it, and what a back end and an array library must offer.
 
-A new back end is a module with the members of `Backend`, and a row in `engine`; a new array library is one with the
-members of `Library`, and a row in `libraries`. Nothing else knows them by name.
+A new back end is a module with the members of `Backend`, and `engine.register` or a row in `engine`; a new array
+library is one with the members of `Library`, and `libraries.register` or a row there. Two places know one by name:
+`explanation` the CPU's back end, whose plans it tells; and `libraries.open_shape` JAX, for sizes without a value yet.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Tensor(NamedTuple):
         """The first address of the tensor, and the first one behind it."""
         if 0 in self.shape:
             return self.address, self.address
-        ways = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
-        back = sum([way for way in ways if way < 0])
-        return self.address + back, self.address + sum(ways) - back + self.item
+        spans = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
+        back = sum([span for span in spans if span < 0])
+        return self.address + back, self.address + sum(spans) - back + self.item
 
     def may_overlap(self, others: Iterable[Tensor]) -> bool:
         """Whether the tensor may have a byte in common with one of some others, judged by their bounds."""
@@ -107,7 +108,7 @@ class Backend(Protocol):
         Strides are in bytes, without gaps; None is the order of the shape. `like` is the caller's first tensor.
         """
 
-    def twin(self, tensor: Tensor) -> Tensor:
+    def duplicate(self, tensor: Tensor) -> Tensor:
         """A copy of a tensor in memory of its own, with the same strides."""
 
     def copy(self, source: Tensor, target: Tensor) -> None:

@@ -28,7 +28,7 @@ from .tensors import check_out, check_writable, describe, one_device, whole_stri
 
 INT = frozenset([int])
 PLAIN = frozenset([int, str, bool, type(None)])
-MOST = 1024  # calls that are remembered
+MOST_CALLS = 1024  # are remembered
 
 
 class Call(NamedTuple):
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     dtype: str
     strides: Ints | None  # of a new result, in bytes; None for the order of its shape
     order: Ints  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
-    reach: tuple[tuple[int, int], ...]  # for each input, and `out` if there is one: its bytes, from its address on
+    extents: tuple[tuple[int, int], ...]  # for each input, and `out` if there is one: its bytes, from its address on
     advice: str  # what to warn of
 
     def again(self, places: list[int], first: Any, out: Any = None) -> Any:
@@ -55,9 +55,9 @@ class Call(NamedTuple):
             places += (0, at)
         else:
             at = places[-1]
-            low, high = self.reach[-1]
+            low, high = self.extents[-1]
             low, high = at + low, at + high
-            for place, (begin, end) in zip(places, self.reach[:-1], strict=False):
+            for place, (begin, end) in zip(places, self.extents[:-1], strict=False):
                 if low < place + end and place + begin < high:
                     return None
         x, w, y, bias = order
@@ -77,8 +77,8 @@ def look(
 ) -> tuple[Any, list[int]] | None:
     """All that binding looks at, as a key, and the addresses; None if a value must be opened to be known.
 
-    `tensors` says which inputs are any; of a shape the values count. `out` is among the attributes. What is touched
-    here is fetched from memory anew after each large problem, which takes longer than the work itself.
+    `tensors` says which inputs are tensors; a shape counts by its values. `out` is among the attributes. What is
+    looked at here has left the caches after a large problem, and to fetch it takes longer than to look: keep it small.
     """
     parts: list[Any] = [name, *engine.setting()]
     places: list[int] = []
@@ -125,7 +125,7 @@ def compute(
 ) -> Any:
     """The result of an operation; any mistake is reported in the caller's words.
 
-    `key` is that of the values as they are, if they have one. `advise` has doubtful layouts warned of.
+    `key` is that of the values as they are, if they have one. With `advise`, the caller is warned of a doubtful layout.
     """
     try:
         return _compute(meaning, inputs, out, attributes, key, advise)
@@ -137,62 +137,66 @@ def _compute(
     meaning: Meaning, inputs: Sequence[Any], out: Any, attributes: Mapping[str, Any], key: Any, advise: bool
 ) -> Any:
     op = meaning.op
-    given, shape = _open(meaning, inputs, attributes)
-    target = None if out is None else open_tensor(out, "out")
+    tensors, shape = _open(meaning, inputs, attributes)
+    out_tensor = None if out is None else open_tensor(out, "out")
     if op.kind in BIAS_OPS:
-        return _add_or_sum(op, inputs[0], given, target, out, attributes)
-    place = target if target is None or whole_strides(target) else host.even(target)
-    opened = [*given.values(), *([] if place is None else [place])]
+        return _add_or_sum(op, inputs[0], tensors, out_tensor, out, attributes)
+    place = out_tensor if out_tensor is None or whole_strides(out_tensor) else host.whole_strided(out_tensor)
+    opened = [*tensors.values(), *([] if place is None else [place])]
     if key is None or any(tensor.copied for tensor in opened):
-        key = _key_of_opened(meaning, given, shape, place, attributes)
+        key = _key_of_opened(meaning, tensors, shape, place, attributes)
     call = KNOWN.get(key)
     if call is None:
-        call = _bind(meaning, given, shape, place, attributes)
-        if target is not None:
-            check_out(target)
+        call = _bind(meaning, tensors, shape, place, attributes)
+        if out_tensor is not None:
+            check_out(out_tensor)
         if key is not None:
-            if len(KNOWN) >= MOST:
+            if len(KNOWN) >= MOST_CALLS:
                 KNOWN.clear()
             KNOWN[key] = call
-    elif target is not None:
-        check_writable(target.locked)
+    elif out_tensor is not None:
+        check_writable(out_tensor.locked)
     if advise and call.advice:
         warn(call.advice)
-    places = [given[arg.role].address if arg.role in given else 0 for arg in op.inputs]
-    if target is None or place is None:
+    places = [tensors[arg.role].address if arg.role in tensors else 0 for arg in op.inputs]
+    if out_tensor is None or place is None:
         return call.again(places, inputs[0])
-    if place is target and (result := call.again([*places, 0, place.address], inputs[0], out)) is not None:
+    if place is out_tensor and (result := call.again([*places, 0, place.address], inputs[0], out)) is not None:
         return result
-    run(call.problem, call.choice, given, place, _library(inputs[0]).context(inputs[0]))
-    if place is not target:
-        host.copy(place, target)
+    run(call.problem, call.choice, tensors, place, _library(inputs[0]).context(inputs[0]))
+    if place is not out_tensor:
+        host.copy(place, out_tensor)
     _library(out).written(out)
     return out
 
 
-def run(problem: Problem, choice: Choice, given: Mapping[str, Tensor], out: Tensor, context: int = 0) -> None:
+def run(problem: Problem, choice: Choice, tensors: Mapping[str, Tensor], out: Tensor, context: int = 0) -> None:
     """Compute the wanted tensor into `out`, which may share memory with the inputs: then by way of a copy."""
-    place = choice.backend.twin(out) if out.may_overlap(given.values()) else out
-    choice.execute(*addresses(problem, given, place), context)
+    place = choice.backend.duplicate(out) if out.may_overlap(tensors.values()) else out
+    choice.execute(*addresses(problem, tensors, place), context)
     if place is not out:
         choice.backend.copy(place, out)
 
 
-def addresses(problem: Problem, given: Mapping[str, Tensor], out: Tensor) -> tuple[int, int, int, int]:
+def addresses(problem: Problem, tensors: Mapping[str, Tensor], out: Tensor) -> tuple[int, int, int, int]:
     """What a back end is told of the tensors: where x, w, y and the bias are."""
-    at = {role: tensor.address for role, tensor in given.items()}
+    at = {role: tensor.address for role, tensor in tensors.items()}
     at[problem.wanted] = out.address
     return at["x"], at["w"], at["y"], at.get("bias", 0)
 
 
 def _key_of_opened(
-    meaning: Meaning, given: Mapping[str, Tensor], shape: Ints | None, out: Tensor | None, attributes: Mapping[str, Any]
+    meaning: Meaning,
+    tensors: Mapping[str, Tensor],
+    shape: Ints | None,
+    out: Tensor | None,
+    attributes: Mapping[str, Any],
 ) -> Any:
     """The key of a call by the memory that its values were opened to."""
-    memory = {role: tensor.memory for role, tensor in given.items()}
+    memory = {role: tensor.memory for role, tensor in tensors.items()}
     values = [shape if arg.role == "shape" else memory.get(arg.role) for arg in meaning.op.inputs]
     more = {} if out is None else {"out": out.memory}
-    seen = look(meaning.name, [arg.role in given for arg in meaning.op.inputs], values, {**attributes, **more})
+    seen = look(meaning.name, [arg.role in tensors for arg in meaning.op.inputs], values, {**attributes, **more})
     return seen and seen[0]
 
 
@@ -201,7 +205,7 @@ def _open(
 ) -> tuple[dict[str, Tensor], Ints | None]:
     """The inputs as tensors by their roles, and the value of the shape input."""
     op = meaning.op
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     shape: Ints | None = None
     count = 0
     for arg, value in zip(op.inputs, inputs, strict=False):
@@ -212,7 +216,7 @@ def _open(
             shape = open_shape(value, arg.name)
         else:
             tensor = open_tensor(value, arg.name)
-            given[arg.role] = tensor if whole_strides(tensor) else host.even(tensor)
+            tensors[arg.role] = tensor if whole_strides(tensor) else host.whole_strided(tensor)
     if count < op.required_inputs or len(inputs) > len(op.inputs):
         check_names(op, meaning.attributes(attributes))
         if count >= op.required_inputs:
@@ -220,12 +224,12 @@ def _open(
         asked = zip_longest(op.inputs, inputs[: len(op.inputs)])
         missing = ", ".join(arg.name for arg, value in asked if arg.required and value is None)
         raise other_inputs(op, count, f"missing: {missing}")
-    return given, shape
+    return tensors, shape
 
 
 def _bind(
     meaning: Meaning,
-    given: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
     shape: Ints | None,
     out: Tensor | None,
     attributes: Mapping[str, Any],
@@ -233,7 +237,7 @@ def _bind(
     """Bind a call, and find who computes it."""
     op = meaning.op
     exact = meaning.attributes(attributes)
-    inputs = [describe(given[arg.role], arg.name) if arg.role in given else None for arg in op.inputs]
+    inputs = [describe(tensors[arg.role], arg.name) if arg.role in tensors else None for arg in op.inputs]
     asked: dict[str, Any] = {
         "shape": shape,
         "out": None if out is None else describe(out, "out"),
@@ -244,8 +248,8 @@ def _bind(
     problem = binding.problem
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
-    tensors = [given.get(arg.role) for arg in op.inputs] + ([] if out is None else [out])
-    reach = tuple((0, 0) if t is None else (t.bounds[0] - t.address, t.bounds[1] - t.address) for t in tensors)
+    in_order = [tensors.get(arg.role) for arg in op.inputs] + ([] if out is None else [out])
+    extents = tuple((0, 0) if t is None else (t.bounds[0] - t.address, t.bounds[1] - t.address) for t in in_order)
     item = DTYPES[problem.out_dtype].size
     plain = binding.strides == dense_strides(binding.shape)
     strides = None if plain else tuple(s * item for s in binding.strides)
@@ -253,21 +257,26 @@ def _bind(
     if not meaning.says(attributes, "weights_format") and is_doubtful(binding):
         others = layouts_that_fit(op, inputs, exact, **asked)
         told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
-    named = {arg.name: given[arg.role] for arg in op.inputs if arg.role in given} | ({"out": out} if out else {})
+    named = {arg.name: tensors[arg.role] for arg in op.inputs if arg.role in tensors} | ({"out": out} if out else {})
     choice = engine.choose(problem, one_device(named))
-    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, reach, told)
+    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, extents, told)
 
 
 def _add_or_sum(
-    op: Op, first: Any, given: Mapping[str, Tensor], target: Tensor | None, out: Any, attributes: Mapping[str, Any]
+    op: Op,
+    first: Any,
+    tensors: Mapping[str, Tensor],
+    out_tensor: Tensor | None,
+    out: Any,
+    attributes: Mapping[str, Any],
 ) -> Any:
     """An operation of a bias, which NumPy computes on the host: into the memory of `out`, or into a new array."""
-    arrays = [on_host(given[arg.role], arg.name) for arg in op.inputs]
-    inputs = [describe(given[arg.role], arg.name) for arg in op.inputs]
-    bound = bias.bind(op, inputs, attributes, None if target is None else describe(target, "out"))
-    if target is not None:
-        check_out(target)
-        bias.compute(op, bound.attributes, bound.dtype, arrays, on_host(target, "out"))
+    arrays = [on_host(tensors[arg.role], arg.name) for arg in op.inputs]
+    inputs = [describe(tensors[arg.role], arg.name) for arg in op.inputs]
+    bound = bias.bind(op, inputs, attributes, None if out_tensor is None else describe(out_tensor, "out"))
+    if out_tensor is not None:
+        check_out(out_tensor)
+        bias.compute(op, bound.attributes, bound.dtype, arrays, on_host(out_tensor, "out"))
         _library(out).written(out)
         return out
     # Data keeps its order in memory.

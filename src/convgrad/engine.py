@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 
 def register(backend: Backend) -> None:
-    """Have a back end of one's own asked, before all others of its kind of device."""
+    """Add a back end; it is asked before all others for its kind of device."""
     BACKENDS.insert(0, backend)
 
 

@@ -137,7 +137,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     if way.backend is not cpu:
         rows.append(("where", _elsewhere(way)))
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
-    from .cpu.plan import telling
+    from .cpu import telling
 
     plan = way.plan
     told = telling.tell(plan, case.names)
@@ -145,7 +145,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     machine = f"CPU, {TARGETS.get(target.name, target.name)} ({target.cpu})"
     threads = _threads(plan.threads, get_num_threads(), plan.tasks, p)
     rows.append(("where", f"{machine}, {threads}, by the {told.nest} loop nest: {told.how}"))
-    idle = f"; {1 - told.full:.0%} of the lanes are idle" if told.full < 0.995 else ""
+    idle = f"; {1 - told.lanes_used:.0%} of the lanes are idle" if told.lanes_used < 0.995 else ""
     rows.append(("tile", told.tile + idle))
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
@@ -200,7 +200,7 @@ def facts(case: Case) -> dict[str, Any]:
     if way.backend is not cpu:
         why, instead = ("; ".join(filter(None, words)) for words in zip(*(r[1:] for r in way.refusals), strict=True))
         return found | {"reason": why, "instead": instead}
-    from .cpu.plan import telling
+    from .cpu import telling
 
     plan, told = way.plan, telling.tell(way.plan, case.names)
     return found | {
@@ -208,7 +208,7 @@ def facts(case: Case) -> dict[str, Any]:
         "nest": told.nest,
         "how": told.how,
         "tile": told.tile,
-        "lanes_in_use": round(told.full, 4),
+        "lanes_in_use": round(told.lanes_used, 4),
         "tasks": plan.tasks,
         "workspace": plan.workspace,
         "why": list(plan.why),

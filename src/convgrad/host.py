@@ -76,7 +76,7 @@ def empty(shape: Ints, dtype: str, strides: Ints | None = None, like: Any = None
         raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
 
-def twin(original: Tensor) -> Tensor:
+def duplicate(original: Tensor) -> Tensor:
     """A copy in memory of its own, with the same strides."""
     low, high = original.bounds
     try:
@@ -88,7 +88,7 @@ def twin(original: Tensor) -> Tensor:
     return tensor(array)
 
 
-def even(original: Tensor) -> Tensor:
+def whole_strided(original: Tensor) -> Tensor:
     """A copy whose strides are whole elements; the order of its axes in memory stays."""
     return tensor(np.array(original.memory), copied=True)
 

@@ -8,10 +8,10 @@ from functools import partial
 from . import host, reference
 from .backend import Device, Executable, Refusal
 from .dtypes import DTYPES, Array
-from .host import copy, empty, twin
+from .host import copy, duplicate, empty
 from .spec.problem import Ints, Problem
 
-__all__ = ["copy", "device", "empty", "load", "name", "plan", "setting", "twin"]
+__all__ = ["copy", "device", "duplicate", "empty", "load", "name", "plan", "setting"]
 
 name = "reference"
 device = "cpu"

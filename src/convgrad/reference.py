@@ -46,8 +46,8 @@ def compute(problem: Problem, tensors: dict[str, Array], out: Array | None = Non
     return out
 
 
-def _meetings(p: Problem) -> Iterator[tuple[Index, Index, Index]]:
-    """Where each kernel element meets x: its place in w, the slice of x it reads and the slice of y it serves."""
+def _tap_ranges(p: Problem) -> Iterator[tuple[Index, Index, Index]]:
+    """Of each kernel element: its place in w, the slice of x it reads and the slice of y it serves."""
     for k in product(*map(range, p.w)):
         reach = [p.reach(axis, k[axis]) for axis in range(p.rank)]
         if all(start < stop for start, stop in reach):
@@ -66,7 +66,7 @@ def _flat(a: Array) -> Array:
 
 def _forward(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     y = np.zeros(p.shape("y"), sums)
-    for k, at_x, at_y in _meetings(p):
+    for k, at_x, at_y in _tap_ranges(p):
         x = t["x"][at_x]
         y[at_y] += (t["w"][k] @ _flat(x)).reshape(p.n, p.g, p.cy, *x.shape[3:])
     return y
@@ -74,7 +74,7 @@ def _forward(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
 
 def _data(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     x = np.zeros(p.shape("x"), sums)
-    for k, at_x, at_y in _meetings(p):
+    for k, at_x, at_y in _tap_ranges(p):
         y = t["y"][at_y]
         x[at_x] += (t["w"][k].swapaxes(1, 2) @ _flat(y)).reshape(p.n, p.g, p.cx, *y.shape[3:])
     return x
@@ -82,7 +82,7 @@ def _data(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
 
 def _weights(p: Problem, t: dict[str, Array], sums: np.dtype[Any]) -> Array:
     w = np.zeros(p.shape("w"), sums)
-    for k, at_x, at_y in _meetings(p):
+    for k, at_x, at_y in _tap_ranges(p):
         # (g, cy, images and pixels) @ (g, images and pixels, cx)
         y, x = (np.moveaxis(_flat(a), 0, 2) for a in (t["y"][at_y], t["x"][at_x]))
         length = p.n * y.shape[-1]

@@ -15,8 +15,7 @@ import convgrad
 from convgrad import engine, explanation
 from convgrad.cli import main
 from convgrad.cli.picture import ASCII, picture
-from convgrad.cpu import target
-from convgrad.cpu.plan import telling
+from convgrad.cpu import target, telling
 from convgrad.cpu.threads import count
 from convgrad.errors import SpecError
 from convgrad.spec import OPS, Problem
@@ -78,13 +77,13 @@ def test_the_text_of_a_problem(fixed):
         "          diff_dst are never multiplied",
         "  where   CPU, AVX-512 (test), 2 threads, by the gather loop nest: each pixel of",
         "          diff_src collects its products with diff_dst, over the kernel and the",
-        "          channels; the stride divides the pixels into 4 kinds, each meeting",
-        "          only its own part of the kernel",
+        "          channels; the stride divides the pixels into 4 kinds, each using only",
+        "          its own part of the kernel",
         "  tile    4 pixels x 64 channels: 16 vectors of 16 sums in registers",
         "  tasks   8 tasks, each a box of at most 3136 pixels",
         "  memory  7.8 MiB in the three tensors, 55 FLOP per byte: as a rule arithmetic",
         "          decides how long it takes; 2.7 MiB of workspace",
-        "  notes   - results wait in a buffer: their channels lie apart",
+        "  notes   - results wait in a buffer: their channels are strided",
         "          - pixels at the border leave out the taps that meet only padding",
         "          - each thread packs all weights for itself",
         "          - the input of the next box is fetched while one is computed",

@@ -77,15 +77,15 @@ def test_inside_means_that_no_padding_is_read(forward: bool) -> None:
 
 
 @pytest.mark.parametrize("thinned", [False, True])
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("forward", [False, True])
-def test_packed_entries_hold_what_taps_read(forward: bool, apart: bool, thinned: bool) -> None:
+def test_packed_entries_hold_what_taps_read(forward: bool, split: bool, thinned: bool) -> None:
     """Of every result of every box; where borders are kept apart, with the taps that lie inside and no others."""
     rng = np.random.default_rng(11)
     for a in AXES_DRAWN:
         axes = (*[Axis(1, 1)] * (AXES - 1), a)
         box = int(rng.integers(1, 9))
-        m = axis_maps(axes, forward, [1, 1, 1, box], [False, False, False, apart], False, thinned)[-1]
+        m = axis_maps(axes, forward, [1, 1, 1, box], [False, False, False, split], False, thinned)[-1]
         p = packed(a, m, forward, in_place=False)
         size = a.x if forward else a.y
         coordinates = [first + step * p.step for first in p.offsets for step in range(p.count)]
@@ -95,7 +95,7 @@ def test_packed_entries_hold_what_taps_read(forward: bool, apart: bool, thinned:
                 lowest = start * m.in_stride + m.low
                 reads = {k: met(a, forward, q * m.out_stride + s.residue, k) for k in range(a.k)}
                 reads = {k: at for k, at in reads.items() if at is not None}
-                if apart:
+                if split:
                     reads = {k: at for k, at in reads.items() if 0 <= at < size}
                 entries = {k: entry + (q - start) * m.packed_stride for k, entry in s.taps}
                 assert {k: lowest + coordinates[entry] for k, entry in entries.items()} == reads
@@ -107,7 +107,7 @@ def test_weights_read_x_and_y_where_both_exist() -> None:
     for a in AXES_DRAWN:
         ranges = tap_ranges((a,))
         for k in range(a.k):
-            ((low, high),) = ranges.reach[k]
+            ((low, high),) = ranges.valid[k]
             assert list(range(low, high)) == [o for o in range(a.y) if 0 <= (met(a, True, o, k) or 0) < a.x]
             assert all(ranges.starts[k] + o * ranges.x_steps[0] == met(a, True, o, k) for o in range(low, high))
 

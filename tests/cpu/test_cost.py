@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from convgrad.cpu.plan.axes import Axis, axis_maps
-from convgrad.cpu.plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, busy, waited
+from convgrad.cpu.plan.cost import BoxNeeds, BoxSearcher, BoxTasks, TileCosts, TileWork, busy, waited
 from convgrad.cpu.plan.tuning import tuning
 
 from .machines import AVX512
@@ -18,9 +18,9 @@ ROW = tuning(AVX512)
 IMAGES = (Axis(1, 1), Axis(8, 8), Axis(28, 28, 3, pad=1), Axis(28, 28, 3, pad=1))
 
 
-def boxes_of(axes: tuple[Axis, ...], *, forward: bool, line: int = 16) -> Boxes:
+def boxes_of(axes: tuple[Axis, ...], *, forward: bool, line: int = 16) -> BoxSearcher:
     """Boxes of results whose channels are strided."""
-    return Boxes(axes, forward, BoxNeeds(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), line, ROW)
+    return BoxSearcher(axes, forward, BoxNeeds(1, 1 << 20, 4096, 0, 0, 1 << 20, 0, 1), line, ROW)
 
 
 def test_runs_that_share_lines_with_those_of_other_threads_cost_more() -> None:
@@ -49,11 +49,11 @@ def test_tiles_are_counted_as_they_are_computed(forward: bool) -> None:
             k, stride, x = (int(rng.integers(1, high)) for high in (5, 4, 12))
             pad = int(rng.integers(0, k))
             axes.append(Axis(x, max(1, (x + 2 * pad - k) // stride + 1), k, stride, 1, pad))
-        split = tuple(bool(apart) for apart in rng.integers(0, 2, 4))
+        split = tuple(bool(n) for n in rng.integers(0, 2, 4))
         box = [int(rng.integers(1, 9)) for _ in axes]
         costs = TileCosts(tuple(axes), forward, False, TileWork(6, 4, 10, 0.0, {}, ROW))
         costs.splits, costs.maps = [split], {
-            apart: axis_maps(tuple(axes), forward, box, (apart,) * 4, False) for apart in (False, True)
+            is_split: axis_maps(tuple(axes), forward, box, (is_split,) * 4, False) for is_split in (False, True)
         }  # fmt: skip
         maps = axis_maps(tuple(axes), forward, box, split, False)
         counted: dict[int, int] = {}

@@ -77,7 +77,7 @@ def _channels(test: Callable[[ChannelsInLanes], bool]) -> Callable[[Plan], bool]
     return lambda plan: isinstance(plan, ChannelsInLanes) and test(plan)
 
 
-def _narrow(plan: Plan) -> bool:
+def _half_width(plan: Plan) -> bool:
     """Whether vectors are of half the width."""
     return not isinstance(plan, Declined) and any(why.startswith("vectors of ") for why in plan.why)
 
@@ -143,7 +143,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "phases of a stride": _gather(lambda g: any(w.out_stride > 1 for w in g.cut.maps)),
     "phases without a tap": _gather(lambda g: any(p.count == 0 for p in g.cut.phases)),
     "borders apart": _gather(lambda g: any(len(w.segments) > w.out_stride for w in g.cut.maps)),
-    "runs of a band apart": _gather(lambda g: any(len(p.offsets) > 1 for p in g.cut.packs)),
+    "rows packed in a run for each tap": _gather(lambda g: any(len(p.offsets) > 1 for p in g.cut.packs)),
     "past the caches": _gather(lambda g: g.output.stream and not g.output.staged),
     "past the caches from a stage": _gather(lambda g: g.output.stream and g.output.staged),
     "past the caches, pixels in the lanes": _wgrad(lambda r: r.output.stream and r.tensors.names[0] == "w"),
@@ -153,9 +153,11 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "pixels in the lanes": _wgrad(lambda r: r.tensors.names == ("w", "x", "y") and not r.roles.pairs),
     "a last block with fewer vectors": _gather(lambda g: g.tile.last_vectors > 0 and g.tile.blocks > 1),
     "a last block with fewer vectors, weights": _wgrad(
-        lambda r: r.tail > 0 and r.roles.blocks > 1 and not r.output.direct
+        lambda r: r.last_vectors > 0 and r.roles.blocks > 1 and not r.output.direct
     ),
-    "a last block with fewer vectors, direct": _wgrad(lambda r: r.tail > 0 and r.roles.blocks > 1 and r.output.direct),
+    "a last block with fewer vectors, direct": _wgrad(
+        lambda r: r.last_vectors > 0 and r.roles.blocks > 1 and r.output.direct
+    ),
     "pixels in the lanes, backwards": _wgrad(lambda r: r.tensors.names == ("w", "y", "x") and not r.roles.pairs),
     "pixels in the lanes, in pairs": _wgrad(lambda r: r.tensors.names[0] == "w" and r.roles.pairs),
     "pixels in the lanes, summed in boxes": _wgrad(lambda r: r.output.direct and max(r.boxes.counts) > 1),
@@ -164,7 +166,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     ),
     "pixels in the lanes, packed": _wgrad(lambda r: r.tensors.names[0] == "w" and r.sides[1].mode is not Mode.IN_PLACE),
     "pixels in the lanes, added": _wgrad(lambda r: r.tensors.names[0] == "w" and r.output.accumulate),
-    "rows in place whose channels lie apart": _wgrad(
+    "rows in place whose channels are strided": _wgrad(
         lambda r: r.sides[0].mode is Mode.IN_PLACE and r.sides[0].row_step > 1
     ),
     "few channels, y": _gather(lambda g: g.tile.fold is not None and g.layer.wanted == "y"),
@@ -206,11 +208,11 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     ),
     "pairs of contiguous channels": _wgrad(lambda r: Pairing.CHANNELS in (r.x.pack.pairing, r.y.pack.pairing)),
     "pairs of contiguous pixels": _wgrad(lambda r: Pairing.PIXELS in (r.x.pack.pairing, r.y.pack.pairing)),
-    "pairs by way of a copy": _wgrad(lambda r: r.x.copies or r.y.copies),
-    "pairs under taps that lie evenly apart": _wgrad(
+    "pairs by way of a copy": _wgrad(lambda r: r.x.pairs_by_copy or r.y.pairs_by_copy),
+    "pairs under taps that are evenly spaced": _wgrad(
         lambda r: (
             r.roles.pairs
-            and r.x.join == (1, 2)
+            and r.x.pair == (1, 2)
             and r.sides[0].mode is not Mode.IN_PLACE
             and r.x.packs[3].count > r.boxes.box[3] + 1
         )
@@ -235,7 +237,7 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
         lambda r: r.x.mode is Mode.ROWS and r.roles.pairs and len(r.x.packs[3].offsets) > 8
     ),
     "rows of y that follow each other": _wgrad(lambda r: len(r.y.starts[-1]) > 1 and r.y.mode is not Mode.IN_PLACE),
-    "every other pixel the first of a pair": _wgrad(lambda r: r.roles.pairs and r.x.join[1] > 1),
+    "every other pixel the first of a pair": _wgrad(lambda r: r.roles.pairs and r.x.pair[1] > 1),
     "weights in pairs, an odd width": _wgrad(lambda r: r.roles.pairs and r.boxes.sizes[-1] % 2 == 1),
     "weights in boxes, the last one smaller": _wgrad(
         lambda r: any(n % b for n, b in zip(r.boxes.sizes, r.boxes.box, strict=True))
@@ -251,25 +253,25 @@ PATHS: dict[str, Callable[[Plan], bool]] = {
     "weights with groups side by side, slices": _wgrad(
         lambda r: r.roles.lane_groups is not None and r.boxes.slices > 1
     ),
-    "runs of the band of x apart": _wgrad(lambda r: any(len(p.offsets) > 1 for p in r.x.packs)),
+    "rows of x packed in a run for each tap": _wgrad(lambda r: any(len(p.offsets) > 1 for p in r.x.packs)),
     "gather without a loop over channels": _gather(
         lambda g: g.cut.unrolled and not g.sums.pairs and g.layer.groups > 1
     ),
     "gather without a loop over channels, in pairs": _gather(lambda g: g.cut.unrolled and g.sums.pairs),
     "gather without a loop over channels, few channels": _gather(lambda g: g.cut.unrolled and g.tile.fold is not None),
-    "gather by vectors of half the width": _gather(lambda g: _narrow(g) and g.tile.blocks > 1),
-    "gather by vectors of half the width, in pairs": _gather(lambda g: _narrow(g) and g.sums.pairs),
-    "gather by vectors of half the width, few channels": _gather(lambda g: _narrow(g) and g.tile.fold is not None),
+    "gather by vectors of half the width": _gather(lambda g: _half_width(g) and g.tile.blocks > 1),
+    "gather by vectors of half the width, in pairs": _gather(lambda g: _half_width(g) and g.sums.pairs),
+    "gather by vectors of half the width, few channels": _gather(lambda g: _half_width(g) and g.tile.fold is not None),
     "gather by vectors of half the width, side by side": _gather(
-        lambda g: _narrow(g) and g.tile.lane_groups is not None
+        lambda g: _half_width(g) and g.tile.lane_groups is not None
     ),
-    "weights by vectors of half the width": _wgrad(lambda r: _narrow(r) and not r.roles.pairs),
-    "weights by vectors of half the width, in pairs": _wgrad(lambda r: _narrow(r) and r.roles.pairs),
+    "weights by vectors of half the width": _wgrad(lambda r: _half_width(r) and not r.roles.pairs),
+    "weights by vectors of half the width, in pairs": _wgrad(lambda r: _half_width(r) and r.roles.pairs),
     "weights by vectors of half the width, side by side": _wgrad(
-        lambda r: _narrow(r) and r.roles.lane_groups is not None
+        lambda r: _half_width(r) and r.roles.lane_groups is not None
     ),
-    "channels on their own, vectors of half the width": _channels(_narrow),
-    "rows of one channel, vectors of half the width": _pixels(_narrow),
+    "channels on their own, vectors of half the width": _channels(_half_width),
+    "rows of one channel, vectors of half the width": _pixels(_half_width),
     "a tile of taps that is not full": _wgrad(
         lambda r: r.roles.lane_groups is not None and len(r.taps.weights) % r.parts.tap_step != 0
     ),

@@ -156,13 +156,13 @@ def expected(case: Case, image: np.ndarray) -> np.ndarray:
         inside = 0 <= y < HEIGHT and 0 <= x < WIDTH
         return np.asarray(images[image_, :, y, x]) if inside else np.zeros(n, image.dtype)
 
-    apart, step = box.pair
+    distance, step = box.pair
     if box.pairing is Pairing.NONE:
         places = [[(0, e)] for e in range(case.columns)]
     elif box.pairing is Pairing.IMAGES:
         places = [[(0, e), (1, e)] for e in range(case.columns)]
     else:
-        places = [[(0, e * step), (0, e * step + apart)] for e in range(case.columns // step)]
+        places = [[(0, e * step), (0, e * step + distance)] for e in range(case.columns // step)]
     rows = [[[pixel(i, row, column) for i, column in entry] for entry in places] for row in range(ROWS)]
     return np.array(rows).transpose(3, 0, 1, 2)
 

@@ -192,7 +192,7 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
         if isinstance(plan, Gather) and plan.tile.fold is not None:
             continue  # see test_gather_plan.py
         if isinstance(plan, WeightGradient):  # pixels in the lanes: one tap, no padding
-            assert plan.taps.ranges.reach == (tuple((0, n) for n in plan.boxes.sizes),)
+            assert plan.taps.ranges.valid == (tuple((0, n) for n in plan.boxes.sizes),)
             continue
         forward = p.wanted == "y"
         inside = outputs = 1
@@ -347,7 +347,11 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
     text = f"{wanted} {dtype} n16 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc w@xio y@nxc"
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
     assert isinstance(plan, Gather | WeightGradient)
-    steps = plan.sums.chunk // plan.sums.width if isinstance(plan, Gather) else prod(plan.boxes.box) // plan.roles.width
+    steps = (
+        plan.sums.chunk // plan.sums.per_step
+        if isinstance(plan, Gather)
+        else prod(plan.boxes.box) // plan.roles.per_step
+    )
     assert plan.prefetch is not None
     assert plan.prefetch.lines_per_call * plan.prefetch.steps_per_line <= steps
 

@@ -1,4 +1,4 @@
-"""Prefetch: slices hold all lines of all regions, and a tile has the steps to ask for a slice."""
+"""Prefetch: portions hold all lines of all regions, and a tile has the steps to prefetch a portion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from convgrad.cpu.compile import jit
 from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.plan.prefetch import BURST, Lines, Prefetch, lines
-from convgrad.cpu.plan.workspace import own
+from convgrad.cpu.plan.workspace import per_thread
 from convgrad.cpu.target import LINE
 from convgrad.cpu.threads import team
 
@@ -23,12 +23,12 @@ REGIONS: tuple[Lines, ...] = (((3, 1000), (5, 64)), ((7, 64),))
 @pytest.mark.parametrize("calls", [1, 2, 3, 5, 8, 30])
 @pytest.mark.parametrize("regions", [REGIONS, REGIONS[:1]])
 def test_slices_hold_all_lines(regions: tuple[Lines, ...], calls: int) -> None:
-    """A slice is of one region, so that a tile needs one base; there are no more slices than calls."""
+    """A portion is of one region, so that a tile needs one base; there are no more portions than calls."""
     prefetch = Prefetch(regions, calls, steps=64)
-    for region, slices in zip(regions, prefetch.slices, strict=True):
+    for region, portions in zip(regions, prefetch.portions, strict=True):
         total = prod(count for count, _ in region)
-        assert total <= slices * prefetch.lines_per_call < total + prefetch.lines_per_call
-    assert sum(prefetch.slices) <= max(calls, len(regions))
+        assert total <= portions * prefetch.lines_per_call < total + prefetch.lines_per_call
+    assert sum(prefetch.portions) <= max(calls, len(regions))
 
 
 @pytest.mark.parametrize("steps", [1, 8, 22, 23, 64, 1000])
@@ -43,18 +43,18 @@ def test_lines_are_spread_over_the_steps_of_a_call(calls: int, steps: int) -> No
 
 
 def test_offsets_are_listed_by_region() -> None:
-    """What fills up the last slice of a region is its first line."""
+    """What fills up the last portion of a region is its first line."""
     prefetch = Prefetch(REGIONS, 5, 64)
-    frame = Frame(Module(), [own("lines", 2 * prefetch.size)], "float")
+    frame = Frame(Module(), [per_thread("lines", 2 * prefetch.size)], "float")
     frame.list_lines(prefetch)
     table = np.full(prefetch.size + 8, -1, np.int64)
     arguments = (ctypes.c_int64 * 5)(0, 0, 0, 0, table.ctypes.data)
     module = jit.load(frame.end(), *jit.host())
     team.run(module.address("kernel"), ctypes.addressof(arguments), 1)
     wanted: list[int] = []
-    for region, slices in zip(REGIONS, prefetch.slices, strict=True):
+    for region, portions in zip(REGIONS, prefetch.portions, strict=True):
         offsets = [sum(at) for at in product(*(range(0, count * step, step) for count, step in region))]
-        wanted += offsets + [0] * (slices * prefetch.lines_per_call - len(offsets))
+        wanted += offsets + [0] * (portions * prefetch.lines_per_call - len(offsets))
     assert list(table[: prefetch.size]) == wanted
     assert (table[prefetch.size :] == -1).all()
 

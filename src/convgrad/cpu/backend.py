@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..backend import Device, Executable, Refusal
-from ..host import copy, empty, twin
+from ..host import copy, duplicate, empty
 from ..spec.problem import Problem
 from .threads.count import get_num_threads
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .plan.records import Made
     from .target import Target
 
-__all__ = ["copy", "device", "empty", "has_compiler", "load", "machine", "name", "plan", "setting", "twin"]
+__all__ = ["copy", "device", "duplicate", "empty", "has_compiler", "load", "machine", "name", "plan", "setting"]
 
 name = "cpu"
 device = "cpu"

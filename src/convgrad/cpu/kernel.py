@@ -60,26 +60,26 @@ class Kernel:
 
 
 @lru_cache(maxsize=1024)
-def find(problem: Problem, target: Target, team: int) -> Kernel | str:
+def find(problem: Problem, target: Target, num_threads: int) -> Kernel | str:
     """The kernel for a problem, or why there is none."""
-    note = recall.recall(problem, target, team)
+    note = recall.recall(problem, target, num_threads)
     if isinstance(note, str):
         return note
     if note is not None:
         key, workspace, threads = note
         module = jit.stored(key)
         if module is not None:
-            return Kernel(module, workspace, threads, partial(explain, problem, target, team))
-    made = build(problem, target, team)
-    recall.keep(problem, target, team, made if isinstance(made, str) else made.note)
+            return Kernel(module, workspace, threads, partial(explain, problem, target, num_threads))
+    made = build(problem, target, num_threads)
+    recall.keep(problem, target, num_threads, made if isinstance(made, str) else made.note)
     return made
 
 
-def build(problem: Problem, target: Target, team: int) -> Kernel | str:
+def build(problem: Problem, target: Target, num_threads: int) -> Kernel | str:
     """The kernel for a problem, planned and written anew, or why there is none."""
     from .plan.records import Declined
 
-    plan = explain(problem, target, team)
+    plan = explain(problem, target, num_threads)
     if isinstance(plan, Declined):
         return plan.reason
     module = jit.load(write(plan), target.triple, target.cpu, target.features)
@@ -93,15 +93,15 @@ def write(plan: Made) -> str:
     return registry.write(plan)
 
 
-def explain(problem: Problem, target: Target, team: int) -> Plan:
+def explain(problem: Problem, target: Target, num_threads: int) -> Plan:
     """The plan alone."""
     from .plan.registry import make_plan
 
-    return make_plan(problem, target, team)
+    return make_plan(problem, target, num_threads)
 
 
 class _Workspace:
-    """Memory for one call, aligned to a cache line, its values not set; and the arguments, the last of which it is."""
+    """Memory for a call, aligned to a cache line, its values not set; and the arguments: its address is the last."""
 
     __slots__ = ("address", "args", "args_at", "memory", "size")
 

@@ -22,7 +22,7 @@ KEYED: dict[type, Library] = dict.fromkeys(numpy.keyed(), numpy)
 
 
 def register(library: Library) -> None:
-    """Have a library of one's own asked, before all others."""
+    """Add an array library; it is asked before all others."""
     LIBRARIES.insert(0, library)
 
 

@@ -27,12 +27,12 @@ def owns(value: Any) -> bool:
 
 
 def keyed() -> tuple[type, ...]:
-    """None: what a value is, it says only as it is opened."""
+    """None: only opening a value tells what it is."""
     return ()
 
 
 def look(value: Any) -> tuple[Hashable, int] | None:
-    """None: it is opened anew."""
+    """None: it is opened at every call."""
     return None
 
 
@@ -74,7 +74,7 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """None of its own on the host."""
+    """0: there is no stream on the host."""
     return 0
 
 

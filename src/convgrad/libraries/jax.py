@@ -39,7 +39,7 @@ def keyed() -> tuple[type, ...]:
 
 
 def look(value: Any) -> tuple[Hashable, int] | None:
-    """None: it is opened anew."""
+    """None: it is opened at every call."""
     return None
 
 
@@ -61,9 +61,9 @@ def wrap(memory: Array, like: Any) -> Any:
 
 
 def written(value: Any) -> None:
-    """It never is."""
+    """Nothing to note: arrays of JAX are never written to."""
 
 
 def context(value: Any) -> int:
-    """None of its own on the host."""
+    """0: there is no stream on the host."""
     return 0

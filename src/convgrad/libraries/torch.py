@@ -126,5 +126,5 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """None of its own on the host."""
+    """0: there is no stream on the host."""
     return 0

@@ -25,9 +25,9 @@ Note = tuple[bytes, int, int] | str
 """The key of a kernel's code, its workspace in bytes and its threads; or the reason why there is no kernel."""
 
 
-def recall(problem: Problem, target: Target, team: int) -> Note | None:
+def recall(problem: Problem, target: Target, num_threads: int) -> Note | None:
     """The note on a problem, if there is one."""
-    key = _key(problem, target, team)
+    key = _key(problem, target, num_threads)
     content = None if key is None else store.get(key)
     if content is None:
         return None
@@ -38,19 +38,19 @@ def recall(problem: Problem, target: Target, team: int) -> Note | None:
     return bytes.fromhex(code), int(workspace), int(threads)
 
 
-def keep(problem: Problem, target: Target, team: int, note: Note) -> None:
+def keep(problem: Problem, target: Target, num_threads: int, note: Note) -> None:
     """Write a note for later processes."""
-    key = _key(problem, target, team)
+    key = _key(problem, target, num_threads)
     if key is not None and not _changed():
         text = f"no: {note}" if isinstance(note, str) else f"{note[0].hex()} {note[1]} {note[2]}"
         store.put(key, text.encode())
 
 
-def _key(problem: Problem, target: Target, team: int) -> bytes | None:
+def _key(problem: Problem, target: Target, num_threads: int) -> bytes | None:
     sources = None if store.folder() is None else _digest()
     if sources is None:
         return None
-    return jit.digest("note", jit.llvm_build(), sources, repr(problem), repr(target), str(team))
+    return jit.digest("note", jit.llvm_build(), sources, repr(problem), repr(target), str(num_threads))
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
 from . import channels_weights
 from .records import ChannelsInLanes
-from .window import Tiles, Window
+from .window import TilePair, Window
 
 ARGUMENTS = ("p:in", "p:weights", "p:out", "p:bias", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:first")
 """Of a tile: the source at the position of the first pixel, packed weights, the place of the first result, packed bias;
@@ -40,10 +40,10 @@ def write(plan: ChannelsInLanes) -> str:
     phases = [p for p in product(*(axis.segments for axis in plan.maps)) if all(s.start < s.stop for s in p)]
     windows = [Window(plan, segments) for segments in phases]
     tiles = [
-        Tiles(_tile(m, f"tile{i}", window, masked=False), _tile(m, f"tile{i}_masked", window, masked=True))
+        TilePair(_tile(m, f"tile{i}", window, masked=False), _tile(m, f"tile{i}_masked", window, masked=True))
         for i, window in enumerate(windows)
     ]
-    tap_weights = m.table("tap_weights", plan.layer.taps)
+    tap_weights = m.table("tap_weights", plan.layer.tap_offsets)
 
     frame = Frame(m, plan.buffers, plan.sum)
     _pack_weights(frame, plan, tap_weights)
@@ -72,8 +72,8 @@ def _pack_weights(frame: Frame, plan: ChannelsInLanes, tap_weights: str) -> None
             value = n.load_one(f, f.at(source, f.add(first, f.mul(channel, step)), n.storage))
             f.store(value, f.at(to, f.add(f.mul(tap, plan.pitch), c), sum_), sum_, size_of(sum_))
 
-    with frame.items("first", len(layer.taps) + 1) as tap:
-        branch = f.either(f.test("slt", tap, len(layer.taps)))
+    with frame.items("first", len(layer.tap_offsets) + 1) as tap:
+        branch = f.either(f.test("slt", tap, len(layer.tap_offsets)))
         offset = f.load(f.at(tap_weights, tap, "i64"), "i64", 8)
         pack(frame.tensors["w"], offset, layer.w_step, frame.at["weights"], tap)
         f.otherwise(branch)
@@ -83,17 +83,17 @@ def _pack_weights(frame: Frame, plan: ChannelsInLanes, tap_weights: str) -> None
     frame.barrier()
 
 
-def _compute(frame: Frame, window: Window, tiles: Tiles, q: Sequence[Value], stop: Value) -> None:
+def _compute(frame: Frame, window: Window, tiles: TilePair, q: Sequence[Value], stop: Value) -> None:
     """Compute the results at some positions, of which those along the third axis end at `stop`."""
     f, plan, layer = frame.f, window.plan, window.plan.layer
-    source, target = (frame.tensors[name] for name in ("xy" if layer.wanted == "y" else "yx"))
+    source, wanted = (frame.tensors[name] for name in ("xy" if layer.wanted == "y" else "yx"))
     result = _results(plan).elements
     first = [f.mul(i, m.in_stride) for i, m in zip(q, plan.maps, strict=True)]
     steps = zip(first, plan.source.steps, strict=True)
     read = f.at(source, f.add(*(f.mul(i, step) for i, step in steps)), window.n.storage)
     axes = zip(q, plan.maps, window.segments, strict=True)
     out = [f.mul(f.add(f.mul(i, m.out_stride), s.residue), m.out_step) for i, m, s in axes]
-    place = f.at(target, f.add(*out), result.storage)
+    place = f.at(wanted, f.add(*out), result.storage)
     rows, columns = f.sub(stop, q[2]), f.sub(window.segments[3].stop, q[3])
     window.call(f, tiles, (read, frame.at["weights"], place, frame.at["bias"], *first, rows, columns))
 

@@ -7,7 +7,14 @@ from math import ceil
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..plan.axes import AXES, Axis, axis_maps, simplify, tap_ranges
-from ..plan.bits import DEPTHWISE_SLICE_BYTES, DEPTHWISE_SLICES, HALF_COST_DEPTHWISE, depthwise_tile, fitted
+from ..plan.bits import (
+    DEPTHWISE_SLICE_BYTES,
+    DEPTHWISE_SLICES,
+    HALF_COST_DEPTHWISE,
+    SLICE_TILE_ROWS,
+    depthwise_tile,
+    fitted,
+)
 from ..plan.records import AxisMap, up
 from ..plan.tuning import half_width_text, streams, tuning
 from ..target import Target
@@ -69,5 +76,5 @@ def _slices(layer: Layer, tile: Tile, maps: tuple[AxisMap, ...], item: int) -> i
     counts = positions(maps)
     tile_rows = counts[0] * counts[1] * ceil(counts[2] / tile.rows)
     least, most = DEPTHWISE_SLICES
-    slice_bytes = len(layer.taps) * up(layer.channels, tile.lanes) * item
-    return max(1, min(tile_rows // 2, most, max(least, DEPTHWISE_SLICE_BYTES // slice_bytes)))
+    slice_bytes = len(layer.tap_offsets) * up(layer.channels, tile.lanes) * item
+    return max(1, min(tile_rows // SLICE_TILE_ROWS, most, max(least, DEPTHWISE_SLICE_BYTES // slice_bytes)))

@@ -18,7 +18,7 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import fma, size_of
 from .records import ChannelsInLanes
-from .window import Row, Tiles, Window
+from .window import Row, TilePair, Window
 
 ARGUMENTS = ("p:x", "p:y", "p:sums", "i:i0", "i:i1", "i:i2", "i:i3", "i:rows", "i:columns", "i:first")
 """Of a tile: x at the position of the first pixel of y, that pixel, the sums [tap][channel]; the position along each
@@ -30,8 +30,8 @@ def write(plan: ChannelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     window = Window(plan, tuple(axis.segments[0] for axis in plan.maps))
-    tiles = Tiles(_tile(m, "tile", window, masked=False), _tile(m, "tile_masked", window, masked=True))
-    tap_weights = m.table("tap_weights", plan.layer.taps)
+    tiles = TilePair(_tile(m, "tile", window, masked=False), _tile(m, "tile_masked", window, masked=True))
+    tap_weights = m.table("tap_weights", plan.layer.tap_offsets)
     if plan.tap_ranges is None:
         raise ValueError("the plan does not say where taps lie inside x")
     repair = NanRepair(m, plan.tap_ranges, window.n, (1, 1), (1, 1), 0)
@@ -40,7 +40,7 @@ def write(plan: ChannelsInLanes) -> str:
     with frame.items("first", plan.slices) as number:
         _sum_slice(frame, window, tiles, number)
     frame.barrier()
-    with frame.items("second", len(plan.layer.taps)) as tap:
+    with frame.items("second", len(plan.layer.tap_offsets)) as tap:
         offset = frame.f.load(frame.f.at(tap_weights, tap, "i64"), "i64", 8)
         sums = frame.f.at(frame.at["sums"], frame.f.mul(tap, plan.pitch), plan.sum)
         _add_slices(frame, plan, repair, tap, sums)
@@ -48,10 +48,10 @@ def write(plan: ChannelsInLanes) -> str:
     return frame.end()
 
 
-def _sum_slice(frame: Frame, window: Window, tiles: Tiles, number: Value) -> None:
+def _sum_slice(frame: Frame, window: Window, tiles: TilePair, number: Value) -> None:
     """The sums of one slice: as many rows of tiles as all others, in order."""
     f, plan, n = frame.f, window.plan, window.n
-    counts, size = plan.counts, len(plan.layer.taps) * plan.pitch
+    counts, size = plan.counts, len(plan.layer.tap_offsets) * plan.pitch
     tile_rows = -(-counts[2] // plan.rows)
     total = counts[0] * counts[1] * tile_rows
     slice_rows = -(-total // plan.slices)
@@ -75,7 +75,7 @@ def _add_slices(frame: Frame, plan: ChannelsInLanes, repair: NanRepair, tap: Val
     """Add the sums of a tap over all slices, in order, to those of the first one; then repair what is NaN."""
     f, n = frame.f, repair.n
     with f.loop(0, plan.pitch, plan.lanes) as c:
-        add_slices(f, n, sums, c, plan.slices, len(plan.layer.taps) * plan.pitch)
+        add_slices(f, n, sums, c, plan.slices, len(plan.layer.tap_offsets) * plan.pitch)
         x, y = (f.at(frame.tensors[name], c, n.storage) for name in "xy")
         repair.repair(f, x, y, tap, f.at(sums, c, plan.sum), f.sub(plan.layer.channels, c))
 

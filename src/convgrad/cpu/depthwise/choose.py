@@ -17,7 +17,14 @@ from __future__ import annotations
 from math import prod
 
 from ...spec.problem import Problem
-from ..plan.bits import CHANNELS_MOST_PHASES, CHANNELS_MOST_TAPS, PIXELS_MOST_KERNEL_ROWS, PIXELS_MOST_TAPS
+from ..plan.bits import (
+    CHANNELS_MOST_PHASES,
+    CHANNELS_MOST_TAPS,
+    PIXELS_IMAGE_PART,
+    PIXELS_LEAST_FILLED,
+    PIXELS_MOST_KERNEL_ROWS,
+    PIXELS_MOST_TAPS,
+)
 from ..plan.records import up
 from ..target import Target
 from .records import PixelsInLanes
@@ -44,7 +51,7 @@ def pixels_serve(p: Problem) -> bool:
 def pixels_fit(plan: PixelsInLanes, target: Target) -> bool:
     """Whether pixels fill half of the lanes or more, an image stays in the cache, and the kernel is small."""
     width = plan.result.sizes[2]
-    filled = 2 * width >= up(width, plan.lanes)
-    cached = plan.buffers[0].elements * plan.item <= target.l2 // 2
+    filled = PIXELS_LEAST_FILLED * width >= up(width, plan.lanes)
+    cached = plan.buffers[0].elements * plan.item <= target.l2 // PIXELS_IMAGE_PART
     kernel = plan.packed.kernel
     return filled and cached and 1 < prod(kernel) <= PIXELS_MOST_TAPS and kernel[1] <= PIXELS_MOST_KERNEL_ROWS

@@ -21,9 +21,9 @@ def write(plan: PixelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     layer, source, result = plan.layer, plan.source, plan.result
-    given, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
-    tap_weights = m.table("tap_weights", layer.taps)
-    pack = _pack_image(m, plan, given)
+    elements, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
+    tap_weights = m.table("tap_weights", layer.tap_offsets)
+    pack = _pack_image(m, plan, elements)
     height = result.sizes[1]
     heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
     tiles = {rows: _tile(m, plan, out, rows) for rows in heights if rows <= height}
@@ -35,12 +35,12 @@ def write(plan: PixelsInLanes) -> str:
         first = f.mul(task, plan.task_images)
         with f.loop(first, f.min(f.add(first, plan.task_images), plan.images * layer.channels)) as index:
             image, channel = f.split(index, [plan.images, layer.channels])
-            _widen_weights(frame, plan, given, tap_weights, channel)
+            _widen_weights(frame, plan, elements, tap_weights, channel)
             read, place = (
                 f.add(*(f.mul(i, s) for i, s in zip((image, channel), t.strides, strict=True)))
                 for t in (source, result)
             )
-            f.call(pack, f.at(inputs, read, given.storage), at["packed"])
+            f.call(pack, f.at(inputs, read, elements.storage), at["packed"])
             _compute(frame, plan, tiles, f.at(results, place, out.storage), out.storage)
     return frame.end()
 
@@ -49,14 +49,14 @@ def _widen_weights(frame: Frame, plan: PixelsInLanes, n: Elements, tap_weights: 
     """Copy the weights of a channel and its bias, which comes last, as accumulators."""
     f, layer, sum_ = frame.f, plan.layer, plan.sum
     weights = frame.at["weights"]
-    with f.loop(0, len(layer.taps)) as tap:
+    with f.loop(0, len(layer.tap_offsets)) as tap:
         offset = f.add(f.load(f.at(tap_weights, tap, "i64"), "i64", 8), f.mul(channel, layer.w_step))
         value = n.load_one(f, f.at(frame.tensors["w"], offset, n.storage))
         f.store(value, f.at(weights, tap, sum_), sum_, size_of(sum_))
     bias = "0.0"
     if layer.bias is not None:
         bias = n.load_one(f, f.at(frame.tensors["bias"], f.mul(channel, layer.bias), n.storage))
-    f.store(bias, f.at(weights, len(layer.taps), sum_), sum_, size_of(sum_))
+    f.store(bias, f.at(weights, len(layer.tap_offsets), sum_), sum_, size_of(sum_))
 
 
 def _compute(frame: Frame, plan: PixelsInLanes, tiles: dict[int, Function], results: str, storage: str) -> None:
@@ -94,16 +94,17 @@ def _pack_image(m: Module, plan: PixelsInLanes, n: Elements) -> Function:
     return f
 
 
-def _pack_row(f: Function, plan: PixelsInLanes, n: Elements, line: str, row: str) -> None:
+def _pack_row(f: Function, plan: PixelsInLanes, n: Elements, source_row: str, packed_row: str) -> None:
     """Pack a row that lies inside the image, and prefetch that of the next image."""
     low, width, bits = plan.packed.low[2], plan.source.sizes[2], f"<{plan.lanes} x i1>"
 
     def copy(at: Value, c: Value, mask: str | None = None) -> None:
-        f.store(n.load(f, f.at(line, at, n.storage), mask), f.at(row, c, plan.sum), n.vector, size_of(plan.sum))
+        value = n.load(f, f.at(source_row, at, n.storage), mask)
+        f.store(value, f.at(packed_row, c, plan.sum), n.vector, size_of(plan.sum))
 
     with f.loop(0, plan.packed.pitch, plan.lanes) as c:
         at = f.add(c, low)
-        f.prefetch(f.at(line, f.add(at, plan.source.strides[1]), n.storage))
+        f.prefetch(f.at(source_row, f.add(at, plan.source.strides[1]), n.storage))
         whole = f.either(f.both(f.test("sge", at, 0), f.test("sle", at, width - plan.lanes)))
         copy(at, c)
         f.otherwise(whole)
@@ -121,7 +122,7 @@ def _tile(m: Module, plan: PixelsInLanes, n: Elements, rows: int) -> Function:
     packed, weights, place, left = f.args
     lanes, sum_, item, pitch = plan.lanes, plan.sum, size_of(plan.sum), plan.packed.pitch
     columns = range(plan.vectors)
-    start = splat(f, lanes, sum_, f.load(f.at(weights, len(plan.layer.taps), sum_), sum_, item))
+    start = splat(f, lanes, sum_, f.load(f.at(weights, len(plan.layer.tap_offsets), sum_), sum_, item))
     sums = [[f.variable(n.vector, start) for _ in columns] for _ in range(rows)]
     kd, kh, kw = plan.packed.kernel
     (first_d, step_d), _, (first_w, step_w) = plan.packed.taps

@@ -7,6 +7,7 @@ from math import ceil
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..plan.axes import Axis, offsets, reach, spatial
+from ..plan.bits import PIXELS_MOST_VECTORS
 from ..plan.records import up
 from ..plan.tuning import tuning
 from ..target import Target
@@ -73,7 +74,7 @@ def _tile(target: Target, lanes: int, result: Images) -> Tile:
         rows, vectors = target.tile
     else:
         needed = ceil(result.sizes[2] / lanes)
-        computed = {v: up(needed, v) for v in range(1, 5)}
+        computed = {v: up(needed, v) for v in range(1, PIXELS_MOST_VECTORS + 1)}
         vectors = max(v for v in computed if computed[v] == min(computed.values()))
         rows = tuning(target).depthwise.tile_vectors // vectors
     return Tile(lanes, min(rows, result.sizes[1], tuning(target).depthwise.most_rows), vectors)

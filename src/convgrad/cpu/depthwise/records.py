@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
+from ..ir.vectors import sum_type
 from ..plan.axes import Axis, tap_offsets
 from ..plan.records import AxisMap, Nest, TapRanges, up
 from ..plan.tuning import converts_f16
-from ..plan.workspace import Buffer, own, shared
+from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
 
@@ -28,7 +28,7 @@ class Layer:
     sum: str  # type of the sums
     converts_f16: bool  # the machine does
     channels: int
-    taps: Ints  # offset in w of each kernel element
+    tap_offsets: Ints  # offset in w of each kernel element
     w_step: int  # elements of w between channels
     bias: int | None  # elements between bias values; None: there is no bias
     accumulate: bool
@@ -40,10 +40,10 @@ def layer_of(p: Problem, axes: tuple[Axis, ...], target: Target) -> Layer:
         wanted=p.wanted,
         dtype=p.dtype,
         out_dtype=p.out_dtype,
-        sum="float" if DTYPES[p.dtype].accumulator.itemsize == 4 else "double",
+        sum=sum_type(p.dtype),
         converts_f16=converts_f16(target),
         channels=p.g,
-        taps=tap_offsets(axes),
+        tap_offsets=tap_offsets(axes),
         w_step=p.w_strides[0],
         bias=p.bias_stride,
         accumulate=p.accumulate,
@@ -136,7 +136,7 @@ class ChannelsInLanes(Depthwise):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        weights = len(self.layer.taps) * self.pitch
+        weights = len(self.layer.tap_offsets) * self.pitch
         if self.layer.wanted == "w":
             return (shared("sums", self.slices * weights),)
         return shared("weights", weights), shared("bias", self.pitch)
@@ -183,7 +183,7 @@ class PixelsInLanes(Depthwise):
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors: an image, and the weights of a channel with its bias."""
         image = prod(self.packed.extents) * self.packed.pitch
-        return own("packed", image), own("weights", len(self.layer.taps) + 1)
+        return per_thread("packed", image), per_thread("weights", len(self.layer.tap_offsets) + 1)
 
 
 def positions(maps: tuple[AxisMap, ...]) -> Ints:

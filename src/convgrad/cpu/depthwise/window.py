@@ -1,6 +1,6 @@
 """What a tile reads if lanes are channels: a window of rows and columns of pixels, in place.
 
-Both kernels of `ChannelsInLanes` walk over positions of one tensor (the result, or y for w) and read the other one
+Both kernels of `ChannelsInLanes` step through positions of one tensor (the result, or y for w) and read the other one
 around them. Each pixel of the window is loaded once and serves all taps. Pixels outside the tensor are left out: rows
 by a branch, columns by a mask. There are two tiles for each window: a plain one, without masks, and a masked one.
 """
@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from ..ir.builder import Function, Value, vector
 from ..ir.convert import Elements
+from ..ir.vectors import align_of
 from ..plan.records import Segment
-from ..target import LINE
 from .records import ChannelsInLanes
 
 Row = tuple[int, int, int]
 """A row of the source: its offset on the first three axes, from the position of the tile."""
 
 
-class Tiles(NamedTuple):
+class TilePair(NamedTuple):
     """The functions of a tile. They compute all channels from a given one on, which is their last argument."""
 
     plain: Function  # all pixels exist; whole vectors of channels only
@@ -35,8 +35,7 @@ class Window:
     def __init__(self, plan: ChannelsInLanes, segments: tuple[Segment, ...]) -> None:
         self.plan, self.segments = plan, segments
         self.n = Elements(plan.layer.dtype, plan.lanes, plan.sum, plan.layer.converts_f16)
-        vector_bytes = plan.lanes * plan.item
-        self.align = min(LINE, vector_bytes & -vector_bytes)  # of a vector of sums or packed weights
+        self.align = align_of(plan.lanes, plan.sum)  # of a vector of sums or packed weights
         self.column_taps = segments[3].taps  # (column of the kernel, offset)
         self.stride = plan.maps[3].in_stride  # of columns
         self.rows = _rows(plan, segments)
@@ -62,7 +61,7 @@ class Window:
         return {j: f.test("ult", f.add(column, j), self.plan.source.sizes[3]) for j in self.columns}
 
     def channels(self, f: Function, first: Value, *, masked: bool) -> AbstractContextManager[str]:
-        """A loop over vectors of channels: a tile has all of them, so that memory is read along lines."""
+        """A loop over vectors of channels, inside the tile, so that memory is read along cache lines."""
         stop = self.plan.layer.channels if masked else self.plan.whole_channels
         return f.loop(first, stop, self.plan.lanes)
 
@@ -85,21 +84,21 @@ class Window:
         plan, n = self.plan, self.n
         steps = plan.source.steps
         offset = sum(o * s for o, s in zip(row, steps, strict=False))
-        line = f.at(source, f.add(offset, channel), n.storage)
+        source_row = f.at(source, f.add(offset, channel), n.storage)
         if masks is None and self._is_new_below(row):
-            below = f.at(line, plan.rows * plan.maps[2].in_stride * steps[2], n.storage)
+            below = f.at(source_row, plan.rows * plan.maps[2].in_stride * steps[2], n.storage)
             # The tile beside that one prefetches the other columns.
             for j in self.columns[: plan.vectors * self.stride]:
                 f.prefetch(f.at(below, j * steps[3], n.storage))
         masks = masks or {}
-        return {j: n.load(f, f.at(line, j * steps[3], n.storage), masks.get(j)) for j in self.columns}
+        return {j: n.load(f, f.at(source_row, j * steps[3], n.storage), masks.get(j)) for j in self.columns}
 
     def _is_new_below(self, row: Row) -> bool:
         """Whether the tile below reads, at this row of its window, one that this tile does not read."""
         o0, o1, o2 = row
         return (o0, o1, o2 + self.plan.rows * self.plan.maps[2].in_stride) not in self.rows
 
-    def call(self, f: Function, tiles: Tiles, arguments: Sequence[Value]) -> None:
+    def call(self, f: Function, tiles: TilePair, arguments: Sequence[Value]) -> None:
         """Call a tile: the masked one if a pixel does not exist, and for channels that do not fill a vector.
 
         The last arguments are the column of the source, and the rows and columns that are left.

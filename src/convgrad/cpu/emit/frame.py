@@ -17,7 +17,7 @@ from ..threads.team_ir import COUNTER
 from .prefetch import list_lines
 
 ARGUMENTS = ("x", "w", "y", "bias", "workspace")
-COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each phase of a kernel: bytes from the team's address
+COUNTERS = {"first": COUNTER, "second": 2 * COUNTER}  # of each step of a kernel: bytes from the team's address
 
 
 class Frame:
@@ -61,7 +61,7 @@ class Frame:
 
     @contextmanager
     def items(self, counter: str, count: Value) -> Iterator[str]:
-        """Run the body for the items that this thread takes of 0 to count - 1, by the counter of a phase."""
+        """Run the body for the items that this thread takes of 0 to count - 1, by the counter of a step."""
         with items(self.f, self.counter(counter), count) as item:
             yield item
 

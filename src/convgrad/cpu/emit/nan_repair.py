@@ -28,7 +28,7 @@ class NanRepair:
     ) -> None:
         self.tap_ranges, self.n, self.groups, self.steps, self.pitch = tap_ranges, n, groups, steps, pitch
         self.starts = m.table("tap_starts", tap_ranges.starts)
-        self.ends = m.table("tap_ends", [end for tap in tap_ranges.reach for axis in tap for end in axis])
+        self.ends = m.table("tap_ends", [end for tap in tap_ranges.valid for axis in tap for end in axis])
         self.function = f = m.function("repair", ["p:x", "p:y", "i:tap", "p:to", "i:left"])
         if steps == (1, 1):
             self._vectors(f)
@@ -74,8 +74,8 @@ class NanRepair:
             left_side = n.load(f, f.at(x, x_at, n.storage), x_mask)
             right = n.load(f, f.at(y, y_at, n.storage), y_mask)
             for j, total in enumerate(totals):
-                own = of_group(f, n.vector, left_side, n.lanes, self.groups, j)
-                f.set(total, n.vector, fma(f, own, right, f.get(total, n.vector), n.lanes, n.sum))
+                picked = of_group(f, n.vector, left_side, n.lanes, self.groups, j)
+                f.set(total, n.vector, fma(f, picked, right, f.get(total, n.vector), n.lanes, n.sum))
 
         self._each_pixel(f, tap, add, more)
         for place, old, lanes, total in zip(places, before, bad, totals, strict=True):

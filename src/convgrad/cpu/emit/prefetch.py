@@ -1,4 +1,4 @@
-"""The code of prefetching: which lines, and when, is decided in `plan/prefetch.py`.
+"""The code of prefetching the next box, which `plan/prefetch.py` plans; and `prefetch_contiguous`, for other code.
 
 A prefetch changes no value and never faults, so its address may be wrong: beyond a tensor, or of a box that another
 thread takes.
@@ -15,11 +15,11 @@ from ..target import LINE
 
 
 def list_lines(m: Module, prefetch: Prefetch) -> Function:
-    """A function that lists the offsets of all lines, those of a region filled up to whole slices: (table)."""
+    """A function that lists the offsets of all lines, those of a region filled up to whole portions: (table)."""
     f = m.function("list_lines", ["p:table"])
     (table,) = f.args
     first = 0
-    for region, slices in zip(prefetch.regions, prefetch.slices, strict=True):
+    for region, portions in zip(prefetch.regions, prefetch.portions, strict=True):
         position = f.variable("i64", first)
         with ExitStack() as stack:
             offset: Value = 0
@@ -28,20 +28,20 @@ def list_lines(m: Module, prefetch: Prefetch) -> Function:
             index = f.get(position, "i64")
             f.store(offset, f.at(table, index, "i64"), "i64", 8)
             f.set(position, "i64", f.add(index, 1))
-        end = first + slices * prefetch.lines_per_call
+        end = first + portions * prefetch.lines_per_call
         with f.loop(f.get(position, "i64"), end) as spare:
             f.store(0, f.at(table, spare, "i64"), "i64", 8)
         first = end
     return f
 
 
-def slice_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
+def portion_of(f: Function, prefetch: Prefetch, table: str, call: Value, bases: Sequence[str]) -> tuple[str, str]:
     """What the call of that number prefetches: the base of a region, and where the offsets from it are listed."""
-    call = f.min(call, sum(prefetch.slices) - 1)
-    base, first = bases[0], prefetch.slices[0]
-    for other, slices in zip(bases[1:], prefetch.slices[1:], strict=True):
+    call = f.min(call, sum(prefetch.portions) - 1)
+    base, first = bases[0], prefetch.portions[0]
+    for other, portions in zip(bases[1:], prefetch.portions[1:], strict=True):
         base = f.op(f"select i1 {f.test('slt', call, first)}, ptr {base}, ptr {other}")
-        first += slices
+        first += portions
     return base, f.at(table, f.mul(call, prefetch.lines_per_call), "i64")
 
 
@@ -52,7 +52,7 @@ def prefetch_contiguous(f: Function, start: str, size: int) -> None:
 
 
 class Fetch:
-    """Prefetches one slice, inside a tile: at its start, or line after line as `step` is called."""
+    """Prefetches one portion, inside a tile: at its start, or line after line as `step` is called."""
 
     def __init__(self, f: Function, prefetch: Prefetch, base: str, offsets: str) -> None:
         self.f, self.prefetch, self.base, self.offsets = f, prefetch, base, offsets
@@ -75,7 +75,7 @@ class Fetch:
             self._line(f.min(f.div(index, pause), last))
 
     def _line(self, index: Value) -> None:
-        """Prefetch the line of an index in the slice."""
+        """Prefetch the line of an index in the portion."""
         f = self.f
         offset = f.load(f.at(self.offsets, index, "i64"), "i64", 8)
         f.prefetch(f.at(self.base, offset, "i8"))

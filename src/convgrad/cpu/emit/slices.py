@@ -8,7 +8,7 @@ from ..ir.vectors import size_of
 
 
 def add_slices(f: Function, n: Elements, sums: str, index: Value, slices: int, step: int) -> None:
-    """Add to a vector of the first slice, so many elements into it, those of the others; slices are `step` apart."""
+    """Add the other slices to a vector of the first, `index` elements into it; slices are `step` elements apart."""
     total = f.load(f.at(sums, index, n.sum), n.vector, size_of(n.sum))
     for i in range(1, slices):
         more = f.load(f.at(sums, f.add(index, i * step), n.sum), n.vector, size_of(n.sum))

@@ -9,7 +9,7 @@ from ..ir.shuffle import shuffle
 from ..ir.vectors import any_lane, fma, splat
 
 
-class Tile:
+class Accumulators:
     """Accumulators of rows by vectors, as variables that become registers."""
 
     def __init__(self, f: Function, start: Sequence[Sequence[str]], lanes: int, sum_: str) -> None:
@@ -119,8 +119,8 @@ class Tile:
             for v in range(width):
                 left = f.load(f.at(address, v * advance, self.sum), self.kind, 4)
                 for j in range(inputs):
-                    own = of_group(f, self.kind, left, self.lanes, (inputs, outputs), j)
-                    self._add(self.places[t * inputs + j][v], own, right[v])
+                    picked = of_group(f, self.kind, left, self.lanes, (inputs, outputs), j)
+                    self._add(self.places[t * inputs + j][v], picked, right[v])
 
 
 def of_group(f: Function, kind: str, value: str, lanes: int, groups: tuple[int, int], j: int) -> str:

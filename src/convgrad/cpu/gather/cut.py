@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from ..plan.axes import axis_maps, packed, phases_of
 from ..plan.bits import TEAM, THREAD_BYTES
-from ..plan.cost import Boxes, BoxNeeds, BoxTasks, TileCosts, TileWork, waited
+from ..plan.cost import BoxNeeds, BoxSearcher, BoxTasks, TileCosts, TileWork, waited
 from ..plan.records import entry_steps, up
 from ..plan.tuning import even_steps, tuning
 from ..target import LINE
@@ -49,7 +49,7 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     packs = tuple(packed(a, m, layer.forward, source.in_place) for a, m in zip(layer.axes, maps, strict=True))
     steps = [p.stride for p in packs] if source.in_place else [e * source.pitch for e in entry_steps(packs)]
     phases, tap_table = phases_of(layer.axes, maps, steps)
-    few = layer.cin * tiling.rows <= sums.width * tuning(tile.target).gather.unrolled
+    few = layer.cin * tiling.rows <= sums.per_step * tuning(tile.target).gather.unrolled
     unrolled = few and tile.vectors == 1 and sums.chunks == 1 and tile.lane_groups is None
     total *= layer.groups
     return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table, total)
@@ -69,7 +69,7 @@ def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> Til
     return TileCosts(layer.axes, layer.forward, source.in_place, work)
 
 
-def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> Boxes:
+def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> BoxSearcher:
     """What boxes may take, and what they cost beside their products."""
     pixel_bytes, budget = source.pitch * layer.item, tile.target.l2 // 3
     if output.staged:  # The sums of a block of channels lie beside the packed input.
@@ -84,12 +84,12 @@ def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output)
         layer.taps * sums.real_chunk * tile.block * (layer.size if sums.pairs else layer.item),
         0 if output.staged else tile.block * layer.out_size, tile.target.l2,
         0 if source.in_place else vector * ceil(pixel_channels(layer, tile) / tile.lanes),
-        0 if layer.out_channel[1] == 1 else layer.cout * sums.width,
+        0 if layer.out_channel[1] == 1 else layer.cout * sums.per_step,
     )  # fmt: skip
     last = layer.axes[-1]
     contiguous = (last.y_step if layer.forward else last.x_step) == 1  # results are, along rows
     line = LINE // min(layer.size, layer.out_size) if contiguous else 1
-    return Boxes(layer.axes, layer.forward, needs, line, tuned)
+    return BoxSearcher(layer.axes, layer.forward, needs, line, tuned)
 
 
 # Tasks.
@@ -115,13 +115,13 @@ def task_options(layer: Layer, tile: Tile, sums: Sums, source: Source, threads: 
     tuned = tuning(tile.target).gather
     cheap = source.in_place or layer.taps * tile.vectors >= tuned.cheap_steps
     wanted = (tuned.cheap_tasks if cheap and tile.blocks > 1 else tuned.tasks) * threads
-    apart = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
+    many_weights = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
     return Options(
         group_parts=ceil(layer.groups / groups_per_task(layer, tile)),
         blocks=tile.blocks,
         by_channel=_many_weights(layer, tile, source, threads),
         wanted=wanted,
-        least_parts=min(2, tile.blocks) if apart else 1,
+        least_parts=min(2, tile.blocks) if many_weights else 1,
         kept=tile.block * layer.item if sums.chunks > 1 else 0,
         beyond=tile.lanes,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..emit.frame import Frame, items
-from ..emit.prefetch import slice_of
+from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -68,7 +68,7 @@ def _functions(m: Module, plan: Gather) -> _Functions:
     moved = replace(inputs, sum="i16") if pairs else inputs
     clear = zero(m, moved)
     tap_table = m.table("tap_table", [number for pair in cut.tap_table for number in pair])
-    tap_offsets = m.table("tap_offsets", plan.weights.taps)
+    tap_offsets = m.table("tap_offsets", plan.weights.tap_offsets)
     phases = m.table("phases", phase_numbers(cut))
     return _Functions(
         inputs,
@@ -152,7 +152,7 @@ class _Kernel:
     def __init__(self, plan: Gather, functions: _Functions, frame: Frame) -> None:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
-        self.source, self.target = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
+        self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
 
     # Weights.
 
@@ -181,7 +181,7 @@ class _Kernel:
         weights, biases = self.at["weights"], self.at["bias"]
         if plan.task.weights is WeightPacking.THREAD_BLOCK:
             return weights, biases
-        step = f.div(f.mul(chunk, sums.chunk), sums.width)
+        step = f.div(f.mul(chunk, sums.chunk), sums.per_step)
         inner = f.mul(step, f.mul(block_lanes(f, plan.weights, block), plan.layer.taps))
         place = f.add(f.mul(group, plan.group_weights), f.mul(block, plan.panel), inner)
         bias = f.mul(f.add(f.mul(group, plan.tile.blocks), block), plan.block)
@@ -324,7 +324,7 @@ class _Kernel:
             corner = self._corner(place.start)
             channel_out = f.mul(place.block, plan.block * layer.out_channel[1])
             out_at = f.add(f.mul(place.group, layer.out_channel[0]), channel_out, *corner)
-            bases.append(f.at(self.target, out_at, self.functions.results.elements.storage))
+            bases.append(f.at(self.result, out_at, self.functions.results.elements.storage))
         return bases
 
     def _corner(self, start: list[Value]) -> list[Value]:
@@ -348,7 +348,7 @@ class _Kernel:
         )
         staging = f.at(self.at["staging"], kept, plan.sum)
         results = (
-            staging if plan.output.staged else f.at(self.target, out_channel, self.functions.results.elements.storage)
+            staging if plan.output.staged else f.at(self.result, out_channel, self.functions.results.elements.storage)
         )
         groups = plan.tile.lane_groups
         if groups is not None:
@@ -386,7 +386,7 @@ class _Kernel:
             return ()
         calls = busy_tiles(plan.cut.maps, plan.rows)
         call = f.add(f.mul(index, calls), f.div(pixel, plan.rows))
-        return slice_of(f, plan.prefetch, self.at["lines"], call, bases)
+        return portion_of(f, plan.prefetch, self.at["lines"], call, bases)
 
     def _finish(self, place: _Place, staging: str, out_channel: Value, lanes: Value) -> None:
         """After the last chunk, write the staging of a box to the tensor."""
@@ -397,8 +397,8 @@ class _Kernel:
             maps = zip(place.start, plan.cut.maps, strict=True)
             left = [f.min(f.sub(a.out, f.mul(s, a.out_stride)), a.box * a.out_stride) for s, a in maps]
             if plan.tile.fold is not None:
-                f.call(finish, staging, self.target, *place.start, *left)
+                f.call(finish, staging, self.result, *place.start, *left)
             else:
                 corner = self._corner(place.start)
-                to = f.at(self.target, f.add(out_channel, *corner), self.functions.results.elements.storage)
+                to = f.at(self.result, f.add(out_channel, *corner), self.functions.results.elements.storage)
                 f.call(finish, staging, to, *left, lanes)

@@ -12,15 +12,19 @@ from math import ceil, gcd, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..ir.convert import Elements
+from ..ir.vectors import sum_type
 from ..pack.box import transposable
 from ..pack.weights import PackWeights, WeightPacker
 from ..plan.axes import inside, simplify, spans, tap_offsets
 from ..plan.bits import (
     BOX_RESULTS,
     CHUNK_PART,
+    FOLDED_LANES,
     FOLDED_WEIGHTS,
     HALF_COST,
     HALF_COST_PAIRS,
+    MOST_PHASES,
+    MOST_STEP,
     ODD_CHANNELS,
     THREAD_BYTES,
     WHOLE_PART,
@@ -53,15 +57,13 @@ from .records import (
     pixel_channels,
 )
 
-PHASES = 4096  # more phases than this are left to the reference: strides in the hundreds
-
 
 def plan(p: Problem, target: Target, threads: int) -> Plan:
     """A plan for the results or the data gradient of a problem."""
     layer = as_gather(p, target)
-    if prod(layer.out_strides) > PHASES:
-        reason = f"strides {p.stride} divide the results into more than {PHASES} phases"
-        return Declined(reason, f"strides whose product is at most {PHASES}")
+    if prod(layer.out_strides) > MOST_PHASES:
+        reason = f"strides {p.stride} divide the results into more than {MOST_PHASES} phases"
+        return Declined(reason, f"strides whose product is at most {MOST_PHASES}")
     layer, tile = fill_lanes(layer, target)
     sums = cut_sums(layer, tile)
     source = read_input(layer, tile, sums)
@@ -86,7 +88,7 @@ def as_gather(p: Problem, target: Target) -> Layer:
     group, cy, cx = shape.w_channel
     return Layer(
         wanted=p.wanted, dtype=p.dtype, out_dtype=p.out_dtype,
-        sum="float" if DTYPES[p.dtype].accumulator.itemsize == 4 else "double", converts_f16=converts_f16(target),
+        sum=sum_type(p.dtype), converts_f16=converts_f16(target),
         axes=shape.axes, forward=forward, groups=p.g, cin=cin, cout=cout, in_channel=in_channel,
         out_channel=out_channel, w_strides=(group, cy, cx) if forward else (group, cx, cy), bias=p.bias_stride,
         accumulate=p.accumulate,
@@ -109,7 +111,7 @@ def fill_lanes(layer: Layer, target: Target) -> tuple[Layer, Tile]:
         groups = LaneGroups(layer.cin, layer.cout)
         layer = _side_by_side(layer)
     price = HALF_COST_PAIRS if takes_pairs and not groups else HALF_COST
-    if layer.groups == 1 and not groups and 2 * layer.cout <= lanes:
+    if layer.groups == 1 and not groups and FOLDED_LANES * layer.cout <= lanes:
         found = _fold(layer, target, price)
         if found is not None:
             layer, folded = found
@@ -193,7 +195,7 @@ def _in_pairs(layer: Layer, tile: Tile, chunk: int) -> bool:
         return False
     last = layer.axes[-1]
     last_step = last.x_step if layer.forward else last.y_step
-    vectors_copied = layer.in_channel[1] == 1 or (last_step == 1 and last.stride <= 4)
+    vectors_copied = layer.in_channel[1] == 1 or (last_step == 1 and last.stride <= MOST_STEP)
     return layer.cin % 2 == chunk % 2 == 0 or (2 < layer.cin == chunk <= ODD_CHANNELS and vectors_copied)
 
 
@@ -221,9 +223,9 @@ def write_results(layer: Layer, tile: Tile, sums: Sums, many: bool) -> Output:
     staged = (strided and layer.cout > 1) or sums.chunks > 1 or tile.fold is not None
     if tile.lane_groups is not None:
         staged = strided
-    # Squares of narrow results are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
-    narrow = staged and strided and layer.out_size < layer.item
-    return Output(staged, stream=many and tile.fold is None and not narrow)
+    # Squares of results of two bytes are slower to write past the caches: measured, f16 by 4 to 18%, bf16 by 0 to 5%.
+    two_bytes = staged and strided and layer.out_size < layer.item
+    return Output(staged, stream=many and tile.fold is None and not two_bytes)
 
 
 # How weights are packed.
@@ -262,7 +264,7 @@ def prefetch_next(
         return None, 0
     by_channel = task.order is TaskOrder.CHANNEL
     blocks = 1 if by_channel else ceil(tile.blocks / task.parts)  # of channels, that a task computes for a box
-    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.width
+    calls, steps = blocks * busy_tiles(cut.maps, cut.rows), sums.real_chunk // sums.per_step
     weights = _next_weights(layer, tile, sums, cut.boxes, calls * steps * layer.taps) if by_channel else None
     if cut.boxes == 1 and weights is None:
         return None, 0
@@ -305,14 +307,14 @@ def reasons(plan: Gather) -> tuple[str, ...]:
     results = prod(tile.fold.factors) if tile.fold else 0
     groups = tile.lanes // tile.lane_groups.outputs if tile.lane_groups else 0
     parts = sums.chunks > 1
-    cause = "channels are summed in parts, whose weights fit in a cache" if parts else "their channels lie apart"
+    cause = "channels are summed in parts, whose weights fit in a cache" if parts else "their channels are strided"
     by_channel = task.order is TaskOrder.CHANNEL
     told = [
         (results, f"{results} neighbouring results side by side in a vector"),
         (tile.target.half_width, half_width_text(tile.lanes, layer.cout)),
         (groups, f"{groups} groups side by side in a vector"),
         (sums.pairs, "products of bf16 two at a time (avx512_bf16)"),
-        (plan.source.in_place, "the input is read where it lies: no padding, channels together, no conversion"),
+        (plan.source.in_place, "the input is read where it lies: no padding, channels contiguous, no conversion"),
         (plan.output.staged and not results, f"results wait in a buffer: {cause}"),
         (any(plan.cut.borders), "pixels at the border leave out the taps that meet only padding"),
         (task.weights is WeightPacking.THREAD_ALL, "each thread packs all weights for itself"),

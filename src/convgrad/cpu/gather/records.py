@@ -16,11 +16,12 @@ from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
+from ..ir.vectors import size_of
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
 from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces
-from ..plan.workspace import Buffer, own, shared
+from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
 
@@ -42,7 +43,10 @@ class WeightPacking(Enum):
 
 @dataclass(frozen=True)
 class Layer:
-    """The problem as a gather: its types, its axes, its channels and where they lie. Nothing is decided here."""
+    """The problem as a gather: its types, its axes, its channels and where they lie.
+
+    Its values are the problem's until `fill_lanes` puts groups or neighbouring results side by side.
+    """
 
     wanted: str  # the tensor computed: "y" or "x"
     dtype: str
@@ -73,7 +77,7 @@ class Layer:
     @property
     def item(self) -> int:
         """Bytes of an accumulator."""
-        return 4 if self.sum == "float" else 8
+        return size_of(self.sum)
 
     @property
     def size(self) -> int:
@@ -147,7 +151,7 @@ class Sums:
         return max(1, ceil(self.channels / self.chunk))
 
     @property
-    def width(self) -> int:
+    def per_step(self) -> int:
         """Channels that one step of a tile takes."""
         return 2 if self.pairs else 1
 
@@ -295,11 +299,11 @@ class Gather(Nest):
 
     @property
     def round_first(self) -> bool:
-        """Whether sums are rounded before they are transposed: results are narrow, and rows longer than a vector."""
+        """Whether sums are rounded before they are transposed: results have two bytes, rows more than a vector."""
         cut, layer = self.cut, self.layer
         longest = prod(cut.region[2:]) if cut.row_contiguous else cut.region[3]
-        narrow = layer.out_dtype in ("bf16", "f16")
-        return narrow and longest > self.lanes and not (layer.accumulate or self.output.stream)
+        two_bytes = layer.out_dtype in ("bf16", "f16")
+        return two_bytes and longest > self.lanes and not (layer.accumulate or self.output.stream)
 
     @property
     def box_accumulators(self) -> int:
@@ -309,17 +313,17 @@ class Gather(Nest):
     @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels; a pair is one."""
-        return self.layer.taps * (self.sums.channels // self.sums.width) * self.block
+        return self.layer.taps * (self.sums.channels // self.sums.per_step) * self.block
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
         tile = self.tile
         lanes = (tile.blocks - 1) * tile.block + tile.last_block
-        return self.layer.taps * (self.sums.channels // self.sums.width) * lanes
+        return self.layer.taps * (self.sums.channels // self.sums.per_step) * lanes
 
     @property
-    def at_once(self) -> int:
+    def shared_if_packed_for_all(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
         alone = self.task.weights is not WeightPacking.TEAM
         return self.shared + alone * self.item * self.layer.groups * self.group_weights
@@ -327,21 +331,21 @@ class Gather(Nest):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        packs = shared if self.task.weights is WeightPacking.TEAM else own
+        packs = shared if self.task.weights is WeightPacking.TEAM else per_thread
         return (
             packs("weights", self._weights),
             packs("bias", self._bias),
-            own("packed", self._packed),
-            own("staging", self._staging),
-            own("pixels", (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item)),
-            own("lines", 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)),
+            per_thread("packed", self._packed),
+            per_thread("staging", self._staging),
+            per_thread("pixels", (2 * self.cut.pixels + 3 * len(self.cut.phases)) * (8 // self.item)),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)),
         )
 
     @property
     def _weights(self) -> int:
         """Elements of the packed weights."""
         if self.task.weights is WeightPacking.THREAD_BLOCK:  # of a block of channels and a chunk
-            return self.layer.taps * (self.sums.chunk // self.sums.width) * self.block
+            return self.layer.taps * (self.sums.chunk // self.sums.per_step) * self.block
         return self.layer.groups * self.group_weights
 
     @property
@@ -357,7 +361,7 @@ class Gather(Nest):
         source = self.source
         beyond = self.lanes * (source.pitch + 1)
         box = 0 if source.in_place else prod(p.extent for p in self.cut.packs) * source.pitch + beyond
-        return ceil(box / self.sums.width)
+        return ceil(box / self.sums.per_step)
 
     @property
     def _staging(self) -> int:

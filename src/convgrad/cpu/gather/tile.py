@@ -1,9 +1,8 @@
 """Register tiles of a gather: so many pixels times so many vectors of channels out, summed over taps and channels in.
 
 A tile begins with the bias, or with the sums of the chunks before; adds the products of each tap of its phase; and
-writes the sums to the output staging, or rounded to the tensor. Products are added in one of four ways: an input is
-broadcast to all lanes, or a pair of inputs is, in a loop over the channels in; the same written out without a loop; or
-each lane picks the inputs of its own group.
+writes the sums to the output staging, or rounded to the tensor. Inputs are broadcast to all lanes, singly or in pairs,
+in a loop over the channels in or written out without one; or each lane picks the inputs of its own group.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from typing import NamedTuple
 
 from ..emit.prefetch import Fetch
 from ..emit.store import Results
-from ..emit.tile import Tile, addresses, moved
+from ..emit.tile import Accumulators, addresses, moved
 from ..ir.builder import Function, Module, Value
-from ..ir.vectors import size_of
+from ..ir.vectors import align_of
 from ..plan.records import LaneGroups
-from ..target import LINE
 from .records import Fold, Gather
 
 
@@ -55,7 +53,7 @@ def tile_function(m: Module, plan: Gather, out: Results, rows: int, vectors: int
     arguments = Arguments(*f.args[: len(NAMES)])
     fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *f.args[len(NAMES) :])
     inputs = _inputs(f, plan, arguments, rows)
-    sums = Tile(f, [["zeroinitializer"] * vectors for _ in range(rows)], plan.lanes, plan.sum)
+    sums = Accumulators(f, [["zeroinitializer"] * vectors for _ in range(rows)], plan.lanes, plan.sum)
     tile = _Tile(f, plan, arguments, out, inputs, sums, vectors)
     _begin(tile)
     _add_taps(tile, fetch)
@@ -74,17 +72,16 @@ class _Tile:
     arguments: Arguments
     out: Results
     inputs: list[str]  # where the input of each pixel begins
-    sums: Tile
+    sums: Accumulators
     vectors: int
 
     @property
     def align(self) -> int:
         """What the addresses of our own vectors are a multiple of."""
-        size = size_of(self.plan.sum) * self.plan.lanes
-        return min(LINE, size & -size)
+        return align_of(self.plan.lanes, self.plan.sum)
 
     @property
-    def width(self) -> int:
+    def row_lanes(self) -> int:
         """Lanes of a row."""
         return self.vectors * self.plan.lanes
 
@@ -142,10 +139,12 @@ def _add_taps(tile: _Tile, fetch: Fetch | None, masks: str = "") -> None:
         if plan.tile.lane_groups is not None:
             _add_groups(tile, plan.tile.lane_groups, number, inputs, fetch)
             return
-        steps = f.div(arguments.channels, plan.sums.width)
-        panel = f.at(arguments.weights, f.mul(f.mul(number, steps), tile.width), plan.sum)
+        steps = f.div(arguments.channels, plan.sums.per_step)
+        panel = f.at(arguments.weights, f.mul(f.mul(number, steps), tile.row_lanes), plan.sum)
         if masks:
-            marks = [f.at(masks, f.add(f.mul(number, tile.width), v * plan.lanes), "i64") for v in range(tile.vectors)]
+            marks = [
+                f.at(masks, f.add(f.mul(number, tile.row_lanes), v * plan.lanes), "i64") for v in range(tile.vectors)
+            ]
             tile.sums.masks = [tile.out.elements.marked(f, at) for at in marks]
         add = _adder(tile, inputs, panel)
         if plan.cut.unrolled:
@@ -156,12 +155,12 @@ def _add_taps(tile: _Tile, fetch: Fetch | None, masks: str = "") -> None:
 
 def _adder(tile: _Tile, inputs: list[str], panel: str) -> Callable[[Value], None]:
     """What adds the products of one step over the channels in: of a broadcast input, or of a pair of them."""
-    f, width, unit = tile.f, tile.plan.sums.width, tile.plan.source.unit
+    f, width, unit = tile.f, tile.plan.sums.per_step, tile.plan.source.unit
     products = tile.sums.add_pairs if tile.plan.sums.pairs else tile.sums.add_broadcast
 
     def add(step: Value) -> None:
         here = moved(f, inputs, f.mul(step, width), unit)
-        products(here, f.at(panel, f.mul(step, tile.width), tile.plan.sum), tile.align)
+        products(here, f.at(panel, f.mul(step, tile.row_lanes), tile.plan.sum), tile.align)
 
     return add
 
@@ -177,7 +176,7 @@ def _add_loop(tile: _Tile, steps: Value, add: Callable[[Value], None], fetch: Fe
 def _add_unrolled(tile: _Tile, add: Callable[[Value], None], fetch: Fetch | None) -> None:
     """All channels in, one after another, without a loop."""
     sums, taps = tile.plan.sums, tile.plan.layer.taps
-    for step in range(sums.channels // sums.width):
+    for step in range(sums.channels // sums.per_step):
         if fetch is not None and step < fetch.prefetch.steps_needed(taps):
             fetch.step()
         add(step)
@@ -188,7 +187,7 @@ def _add_groups(tile: _Tile, groups: LaneGroups, tap: Value, inputs: list[str], 
     f = tile.f
     if fetch is not None:
         fetch.step()
-    weights = f.at(tile.arguments.weights, f.mul(tap, groups.inputs * tile.width), tile.plan.sum)
+    weights = f.at(tile.arguments.weights, f.mul(tap, groups.inputs * tile.row_lanes), tile.plan.sum)
     tile.sums.add_lane_groups(inputs, weights, tile.align, *groups)
 
 
@@ -200,7 +199,7 @@ def _repair(m: Module, tile: _Tile, fold: Fold) -> None:
     once more, each tap only in the lanes that have it.
     """
     f, lanes = tile.f, tile.plan.layer.cout
-    beyond = [0] * (tile.width - lanes)
+    beyond = [0] * (tile.row_lanes - lanes)
     codes = [fold.table[i : i + lanes] for i in range(0, len(fold.table), lanes)]
     with f.when(tile.sums.may_be_nan()):
         _begin(tile)

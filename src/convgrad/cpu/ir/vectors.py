@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from ...dtypes import DTYPES
+from ..target import LINE
 from .builder import Function, Value, vector
 
 _SIZES = {"float": 4, "double": 8, "i16": 2}
 
 
+def sum_type(dtype: str) -> str:
+    """The type in which products of an element type are summed."""
+    return "float" if DTYPES[dtype].accumulator.itemsize == 4 else "double"
+
+
 def size_of(type_: str) -> int:
     """Bytes of an element in a buffer."""
     return _SIZES[type_]
+
+
+def align_of(lanes: int, type_: str) -> int:
+    """What addresses of vectors in our own buffers, which begin with a cache line, are multiples of."""
+    size = lanes * size_of(type_)
+    return min(LINE, size & -size)
 
 
 def same(lanes: int, value: int) -> str:

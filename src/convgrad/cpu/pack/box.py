@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
+from ..plan.bits import MOST_STEP
 from ..plan.records import Packed
-
-MOST_STEP = 4  # of so many contiguous pixels that are read, one is used at least. Origin not recorded
 
 
 class Pairing(Enum):
@@ -70,7 +69,7 @@ class PackBox:
         return self.pitch * (2 if self.pairing in (Pairing.CHANNELS, Pairing.PIXELS) else len(self.members))
 
     @property
-    def width(self) -> int:
+    def row_elements(self) -> int:
         """Elements of a packed row."""
         step = self.pair[1] if self.pairing in (Pairing.CHANNELS, Pairing.PIXELS) else 1
         return self.axes[-1].extent // step * self.entry_pitch

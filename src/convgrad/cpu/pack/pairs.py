@@ -32,7 +32,7 @@ ROW = ("p:row", "p:to", "i:first", "i:channels")
 def pair_channels(m: Module, n: Elements, box: PackBox) -> Function:
     """A function that packs pairs of pixels along the last axis: (row, packed, first coordinate, channels).
 
-    With `box.pair` = (apart, step), entry e holds pixels e*step and e*step + apart, channel by channel.
+    With `box.pair` = (distance, step), entry e holds pixels e*step and e*step + distance, channel by channel.
     """
     f = m.function(f"{box.name}_row", ROW)
     _PairChannels(f, n, box).write()
@@ -50,12 +50,12 @@ class _PairChannels(NamedTuple):
         """All entries of a row."""
         f, box = self.f, self.box
         _, _, first, channels = f.args
-        axis, (apart, step) = box.axes[-1], box.pair
+        axis, (distance, step) = box.axes[-1], box.pair
         entries = axis.extent // step
         if step == 1 and box.flat:
             # Entries follow each other like the pixels: those whose pixels both lie in the tensor are one.
             low = f.min(f.max(f.sub(0, first), 0), entries)
-            high = f.max(low, f.min(f.sub(axis.size - apart, first), entries))
+            high = f.max(low, f.min(f.sub(axis.size - distance, first), entries))
             with f.loop(0, low) as e:
                 self._partly(*self._places(e))
             self._entries(first, low, high)
@@ -72,9 +72,9 @@ class _PairChannels(NamedTuple):
 
     def _places(self, e: Value) -> tuple[list[str], list[str], str]:
         """Of an entry: whether each pixel lies in the tensor, where each pixel begins, and where the entry does."""
-        f, axis, (apart, step) = self.f, self.box.axes[-1], self.box.pair
+        f, axis, (distance, step) = self.f, self.box.axes[-1], self.box.pair
         row, to, first, _ = f.args
-        at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, apart)]
+        at = [f.add(first, f.mul(f.add(f.mul(e, step), shift), axis.step)) for shift in (0, distance)]
         pixels = [f.at(row, f.mul(i, axis.stride), self.n.storage) for i in at]
         inside = [f.test("ult", i, axis.size) for i in at]
         return inside, pixels, f.at(to, f.mul(e, self.box.entry_pitch), self.n.sum)
@@ -121,8 +121,8 @@ def pair_pixels(m: Module, n: Elements, box: PackBox, clear: Function) -> Functi
     last = f.sub(channels, 1)
     with f.loop(0, channels, n.lanes) as c, f.loop(0, entries, n.lanes) as e:
         source = f.at(row, f.add(f.mul(c, box.channel_step), first, f.mul(e, 2)), n.storage)
-        target = f.at(to, f.mul(f.add(f.mul(e, box.pitch), c), 2), n.sum)
-        f.call(transposed, source, target, f.sub(there, f.mul(e, 2)), f.sub(last, c))
+        place = f.at(to, f.mul(f.add(f.mul(e, box.pitch), c), 2), n.sum)
+        f.call(transposed, source, place, f.sub(there, f.mul(e, 2)), f.sub(last, c))
     width = box.entry_pitch
     f.call(clear, f.at(to, f.mul(entries, width), n.sum), f.mul(f.sub(axis.count // 2, entries), width))
     return f
@@ -132,16 +132,16 @@ def pair_copied(m: Module, n: Elements, box: PackBox, packing: Function, clear: 
     """A function that packs a box by `packing`, and then its pixels in pairs: the arguments of `packing`, then memory
     for the pixels.
 
-    With `box.pair` = (apart, step), entry e holds pixels e*step and e*step + apart of the box, channel by channel.
+    With `box.pair` = (distance, step), entry e holds pixels e*step and e*step + distance, channel by channel.
     """
     f = m.function(f"{box.name}_pairs", ["p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels", "p:raw"])
     source, to, *start, channels, raw = f.args
-    pitch, (apart, step) = box.pitch, box.pair
+    pitch, (distance, step) = box.pitch, box.pair
     f.call(packing, source, raw, *start, channels)
-    f.call(clear, f.at(raw, box.pixels * pitch, n.sum), apart * pitch)
+    f.call(clear, f.at(raw, box.pixels * pitch, n.sum), distance * pitch)
     with f.loop(0, box.pixels // step) as e, f.loop(0, channels, n.lanes) as c:
         at = f.add(f.mul(e, step * pitch), c)
-        two = [f.load(f.at(raw, f.add(at, shift), n.sum), n.vector, 2) for shift in (0, apart * pitch)]
+        two = [f.load(f.at(raw, f.add(at, shift), n.sum), n.vector, 2) for shift in (0, distance * pitch)]
         place = f.at(to, f.add(f.mul(e, pitch), c), "float")
         f.store(interleave(f, n.vector, n.lanes, *two), place, f"<{2 * n.lanes} x {n.sum}>", 4)
     return f

@@ -1,6 +1,6 @@
 """Boxes of a tensor packed row by row: padding, layout and element type are dealt with here, and tiles need no bounds.
 
-`pack_box` does it by the packer that `box.packer` chose. Copies and row-packing are in this file, transposes in
+`pack_box` uses the packer that `packer` in box.py names. Copies and row-packing are in this file, transposes in
 transpose.py, pairs of bf16 in pairs.py.
 """
 
@@ -50,7 +50,7 @@ def pack_box(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
         pack_row = pair_pixels(m, n, box, clear)
     else:
         pack_row = _row(m, n, box, clear, chosen)
-    last, width = box.axes[-1], box.width
+    last, width = box.axes[-1], box.row_elements
     with _rows(m, f, box, starts) as (row, inside, offset):
         to = f.at(packed, f.mul(row, width), n.sum)
         branch = f.either(inside)
@@ -61,8 +61,8 @@ def pack_box(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
             table = m.table(f"{box.name}_3", last.offsets)
             with f.loop(0, len(last.offsets)) as r:
                 shift = f.load(f.at(table, r, "i64"), "i64", 8)
-                segment = f.at(to, f.mul(r, width // len(last.offsets)), n.sum)
-                f.call(pack_row, start_row, segment, f.add(starts[3], shift), channels)
+                run = f.at(to, f.mul(r, width // len(last.offsets)), n.sum)
+                f.call(pack_row, start_row, run, f.add(starts[3], shift), channels)
         f.otherwise(branch)
         f.call(clear, to, width)
         f.join(branch)
@@ -179,8 +179,8 @@ def _transpose(f: Function, n: Elements, box: PackBox, chosen: Packer, ends: tup
     last = f.sub(channels, 1)
     with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
         source = f.at(row, f.add(f.mul(c, box.channel_step), first, f.mul(i, step)), n.storage)
-        target = f.at(to, f.add(f.mul(i, pitch), f.mul(c, len(box.members))), n.sum)
-        f.call(transposed, source, target, f.sub(high, i), f.sub(last, c))
+        place = f.at(to, f.add(f.mul(i, pitch), f.mul(c, len(box.members))), n.sum)
+        f.call(transposed, source, place, f.sub(high, i), f.sub(last, c))
 
 
 def _elements(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -> None:

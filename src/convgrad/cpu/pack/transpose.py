@@ -22,7 +22,8 @@ SQUARE = ("p:from", "p:to", "i:pixels", "i:last")
 def thinned(f: Function, n: Elements, place: str, step: int, mask: str | None) -> str:
     """A vector of elements that lie `step` apart: a longer one is read, by a mask, thinned out and then widened.
 
-    Widened first, four channels of f16 that are thinned to a fourth and interleaved come out wrong: LLVM 22 errs.
+    LLVM 22 miscompiles the other order: f16 that is widened first, then thinned to a fourth and interleaved over four
+    channels.
     """
     wide = replace(n, lanes=n.lanes * step, sum=n.storage)
     value = wide.load(f, place, mask)
@@ -60,8 +61,8 @@ class _Square(NamedTuple):
         *_, pixels, last = f.args
         side, size = self.members * n.lanes, self.few.lanes
         whole = self.members == 1 and box.channels is not None and box.channels % n.lanes == 0
-        full = f.test("sge", pixels, side)
-        branch = f.either(full if whole else f.both(full, f.test("sge", last, n.lanes - 1)))
+        complete = f.test("sge", pixels, side)
+        branch = f.either(complete if whole else f.both(complete, f.test("sge", last, n.lanes - 1)))
         known: list[Value] = [i * box.channel_step for i in range(n.lanes)]
         for first in range(0, side, size):
             self._transpose(first, self._rows(first, size, known))

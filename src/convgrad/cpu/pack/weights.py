@@ -37,7 +37,7 @@ class PackWeights:
     packer: WeightPacker
     elements: Elements
     strides: Ints  # of (group, channel out, channel in)
-    taps: Ints  # offset of each
+    tap_offsets: Ints  # in the tensor
     outputs: int  # channels out, in a group
     channels: int  # channels in, in a group; an even number if they are taken in pairs
     chunk: int  # channels in of a panel
@@ -49,7 +49,7 @@ class PackWeights:
     fold: Ints | None  # of each tap and lane: 0 if it has no weight; else 2*n + 1 if that is n-th in the tensor
 
     @property
-    def width(self) -> int:
+    def per_step(self) -> int:
         """Channels in of a step."""
         return 2 if self.pairs else 1
 
@@ -86,7 +86,7 @@ class _Panel:
 
     def inner(self, p: PackWeights, step: Value) -> Value:
         """The first channel in of a step."""
-        return self.f.add(self.channel, self.f.mul(step, p.width))
+        return self.f.add(self.channel, self.f.mul(step, p.per_step))
 
     def outer(self, lane: Value) -> Value:
         """The channel out of a lane; those beyond the last one repeat it."""
@@ -105,7 +105,7 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
     lanes = block_lanes(f, p, block)
     last = f.sub(f.sub(p.outputs, 1), first)
     channel = f.mul(chunk, p.chunk)
-    steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.width)
+    steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
     panel = _Panel(f, base, to, first, last, lanes, channel, steps)
     if p.packer is WeightPacker.TRANSPOSE_TAPS:
         _transpose_taps(m, p, panel)
@@ -124,7 +124,7 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
 def _copy(p: PackWeights, panel: _Panel, tap_offsets: str) -> None:
     """Vectors of channels out, copied."""
     f, elements = panel.f, p.elements
-    with f.loop(0, len(p.taps)) as tap:
+    with f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.mul(tap, panel.steps), panel.lanes), elements.sum)
         with f.loop(0, panel.steps) as step:
@@ -154,7 +154,7 @@ def _transpose_channels(m: Module, p: PackWeights, panel: _Panel, tap_offsets: s
     """Squares of channels out by channels in, transposed."""
     f, elements = panel.f, p.elements
     transpose = _channel_square(m, p)
-    with f.loop(0, len(p.taps)) as tap:
+    with f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.mul(tap, panel.steps), panel.lanes), elements.sum)
         with f.loop(0, panel.lanes, p.lanes) as lane, f.loop(0, panel.steps, p.lanes) as step:
@@ -179,7 +179,7 @@ def _channel_square(m: Module, p: PackWeights) -> Function:
     out = [f.mul(f.min(left, i), p.strides[1]) for i in range(p.lanes)]
     # Squares are far apart in the tensor: meanwhile, that of the next channels out is prefetched, at the end of what is
     # read of it, since it may begin in a line that is there already.
-    further = p.width * p.lanes - 1 + p.lanes * p.strides[1]
+    further = p.per_step * p.lanes - 1 + p.lanes * p.strides[1]
     for at in out:
         f.prefetch(f.at(source, f.add(at, further), p.elements.storage))
 
@@ -187,7 +187,7 @@ def _channel_square(m: Module, p: PackWeights) -> Function:
         """Transpose so many steps, no more than a few."""
         mask = few.window(f, 0, there)
         storage = p.elements.storage
-        rows = [few.load(f, f.at(source, f.add(at, f.mul(first, p.width)), storage), mask) for at in out]
+        rows = [few.load(f, f.at(source, f.add(at, f.mul(first, p.per_step)), storage), mask) for at in out]
         for i, row in enumerate(transpose_pieces(f, rows, unit.storage)):
             with nullcontext() if there == few.lanes else f.when(f.test("slt", i, there)):
                 place = f.at(to, f.mul(step, f.add(first, i)), unit.sum)
@@ -227,15 +227,15 @@ def _tap_square(m: Module, p: PackWeights) -> Function:
     """
     f = m.function("transpose_taps", ["p:from", "p:to", "i:left", "i:step"])
     source, to, left, step = f.args
-    taps, (_, out_step, in_step) = len(p.taps), p.strides
+    taps, (_, out_step, in_step) = len(p.tap_offsets), p.strides
     unit = p.raw
     few = replace(unit, lanes=piece(p.lanes, unit.storage), sum=unit.storage)
     all_there = p.outputs % p.lanes == 0
     out = [f.mul(i if all_there else f.min(left, i), out_step) for i in range(p.lanes)]
-    members = [[f.add(at, j * in_step) for at in out] for j in range(p.width)]
+    members = [[f.add(at, j * in_step) for at in out] for j in range(p.per_step)]
     # Meanwhile the next step is prefetched, at its end: it may begin in a line that is there already.
     for at in chain(*members):
-        f.prefetch(f.at(source, f.add(at, p.width * in_step + min(taps, p.lanes) - 1), unit.storage))
+        f.prefetch(f.at(source, f.add(at, p.per_step * in_step + min(taps, p.lanes) - 1), unit.storage))
 
     def transpose(first: Value, count: Value) -> None:
         """Transpose so many taps, no more than a few."""
@@ -264,7 +264,7 @@ def _elements(m: Module, p: PackWeights, panel: _Panel, tap_offsets: str) -> Non
     """One element after another, wherever it lies."""
     f, elements = panel.f, p.elements
     table = "" if p.fold is None else m.table("fold", p.fold)
-    with f.loop(0, panel.steps) as step, f.loop(0, len(p.taps)) as tap:
+    with f.loop(0, panel.steps) as step, f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.add(f.mul(tap, panel.steps), step), panel.lanes), elements.sum)
         inner = panel.inner(p, step)
@@ -280,7 +280,7 @@ def _elements(m: Module, p: PackWeights, panel: _Panel, tap_offsets: str) -> Non
             if codes:
                 code = f.load(f.at(codes, channel, "i64"), "i64", 8)
                 there, at = f.test("ne", code, 0), f.op(f"ashr i64 {code}, 1")
-            for j in range(p.width):
+            for j in range(p.per_step):
                 _element(p, panel, (source, at), (to, lane), (inner, j), there)
 
 
@@ -301,4 +301,4 @@ def _element(
     value = raw.load_one(f, f.at(source[0], f.add(source[1], offset), raw.storage))
     if there:
         value = f.op(f"select i1 {there}, {raw.sum} {value}, {raw.sum} {'0' if p.pairs else '0.0'}")
-    f.store(value, f.at(to[0], f.add(f.mul(to[1], p.width), j), raw.sum), raw.sum, size_of(raw.sum))
+    f.store(value, f.at(to[0], f.add(f.mul(to[1], p.per_step), j), raw.sum), raw.sum, size_of(raw.sum))

@@ -159,17 +159,17 @@ def axis_maps(
     neighbouring results are contiguous in them.
     """
     maps: list[AxisMap] = []
-    for i, (a, size, apart) in enumerate(zip(axes, box, split, strict=True)):
+    for i, (a, size, is_split) in enumerate(zip(axes, box, split, strict=True)):
         out, out_stride, step = (a.y, 1, a.y_step) if forward else (a.x, a.stride, a.x_step)
         in_stride = a.stride if forward else 1
         layout = _Layout.of(a, forward, size, in_place, thinned and i == AXES - 1)
-        segments = tuple(_segments(a, forward, apart, layout.entries))
+        segments = tuple(_segments(a, forward, is_split, layout.entries))
         low, packed_stride = layout.low, layout.packed_stride
         maps.append(AxisMap(out, out_stride, in_stride, step, size, a.k, low, packed_stride, segments))
     return tuple(maps)
 
 
-def _segments(a: Axis, forward: bool, apart: bool, entries: dict[int, int]) -> Iterator[Segment]:
+def _segments(a: Axis, forward: bool, is_split: bool, entries: dict[int, int]) -> Iterator[Segment]:
     """The results of an axis, cut where taps begin and end to lie inside if borders are kept apart."""
     out, out_stride, in_stride, size = (a.y, 1, a.stride, a.x) if forward else (a.x, a.stride, 1, a.y)
     of_phase: list[list[tuple[int, int]]] = [[] for _ in range(out_stride)]
@@ -177,7 +177,7 @@ def _segments(a: Axis, forward: bool, apart: bool, entries: dict[int, int]) -> I
         of_phase[phase_of(a, k, forward)].append((k, o))
     for phase, taps in enumerate(of_phase):
         count = max(0, ceil((out - phase) / out_stride))
-        valid = {k: valid_range(o, in_stride, size, count) if apart else (0, count) for k, o in taps}
+        valid = {k: valid_range(o, in_stride, size, count) if is_split else (0, count) for k, o in taps}
         cuts = sorted({0, count, *(min(max(c, 0), count) for ends in valid.values() for c in ends)})
         for start, stop in pairwise(cuts):
             here = ((k, entries[o]) for k, o in taps if valid[k][0] <= start and stop <= valid[k][1])

@@ -2,8 +2,10 @@
 
 Floating-point sums depend on their order. Ours follows from the problem and from the kind of vectors, never from the
 number of threads, and never from a row of the table in tuning.py: that table may get a row for every CPU, and all
-CPUs with the same vectors still give equal results, bit for bit. So each constant that the order of a sum depends on
-is here. To change one changes results in their last bits: CHANGELOG must say so.
+CPUs with the same vectors still give equal results, bit for bit. Constants that the order of a sum depends on are here.
+Rules that use them, and have small factors of their own, are in wgrad/roles.py, wgrad/cut.py (`_bytes_of_pixel`,
+`_cut`) and depthwise/: they depend on problem and target alone. To change either changes results in their last bits:
+CHANGELOG must say so.
 
 A sum is ordered by
 - `row_steps`: the vectors in a row of a tile. Chunks of channels and boxes of pixels are as large as the packed data of
@@ -30,8 +32,8 @@ from math import ceil, inf
 from ..target import Target
 
 TEAM = 4
-"""Threads that work is cut for at least. Slices of a sum are as many for every team, so that their number does not
-enter; borders are cut as for this team. Origin not recorded.
+"""The smallest number of threads that work is cut for. A sum has as many slices whatever the number of threads, so
+that number does not change bits; borders are cut as for this team. Origin not recorded.
 """
 
 THREAD_BYTES = 4 << 20
@@ -39,8 +41,19 @@ THREAD_BYTES = 4 << 20
 over channels is not cut where its sums would be more. Origin not recorded.
 """
 
+LEAST_ODD_PITCH = 4
+"""Vectors: a pixel of a packed box that has as many or more has an odd number of them. Origin not recorded."""
+
+# What is left to the reference, which adds in another order. Origins not recorded.
+
+MOST_PHASES = 4096  # of the results: strides in the hundreds
+BEYOND = 64 << 20  # bytes that a workspace may take beyond four times the largest tensor
+PER_THREAD = 6 << 20  # and more for each thread
+
 # y and x.
 
+MOST_STEP = 4  # of so many contiguous pixels that are read, one is used at least: a row is copied. Not recorded
+FOLDED_LANES = 2  # a fold is looked for if it has so many results or more in a vector. Origin not recorded
 CHUNK_PART = 3  # the weights of a chunk and a block of channels out take one part in so many of Target.l2. Measured
 WHOLE_PART = (3, 5)  # or this part, if all channels are then one chunk and products are quick. Measured
 ODD_CHANNELS = 256  # an odd number of channels is taken in pairs up to here: the last one's is a zero. Not recorded
@@ -48,17 +61,29 @@ BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay 
 FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
 FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded
 
-# w: which sides are read in place says how many pixels are in a box, and so does what is packed. All measured.
+# w: which sides are read in place says how many pixels are in a box, and so does what is packed. Measured, unless it is
+# said that no origin is recorded.
 
+POINTWISE_VECTORS = 4  # a 1x1 convolution is a sum over channels if its pixels fill so many. Not recorded
+POINTWISE_FILLED = 0.95  # and if so much of their lanes is filled. Origin not recorded
+PAIRS_FILLED = 0.99  # pixels are paired along a row, not across images, if pairs are so full. Origin not recorded
+FEW_PIXELS = 4096  # of y in a 1x1 layer: with fewer, lanes are what is contiguous in w. Origin not recorded
+ROW_CHANNELS = 256  # of a pixel in the second-level cache: more than that are not counted. Origin not recorded
+SPREAD_CHANNELS = 4  # vectors: so many channels in the rows take room beside those in the lanes. Not recorded
+FEW_TAPS = 4  # with no more, a line of the first-level cache serves few products. Origin not recorded
+BROADCAST_PART = 7, 4  # pixels take so much more room if what is broadcast lies beside them. Origin not recorded
+GROUP_BLOCKS = 4  # blocks of groups in the lanes that a task takes, for whole cache lines. Origin not recorded
+OVERLAP_CUTS = 8  # ways to cut a row that are tried. Origin not recorded
 IN_PLACE_ROWS = 112  # for no more rows the side in the lanes is read in place
-IN_PLACE_POINTWISE = 48  # the same where pixels are in the lanes: vectors of them are far apart
-IN_PLACE_SPREAD = 200  # and this, if blocks of four fall into all sets of the first-level cache
-IN_PLACE_SHORT = 12  # and this, if vectors are shorter than lines of memory
+IN_PLACE_POINTWISE = 48  # rows, if pixels are in the lanes: vectors of them are far from each other
+IN_PLACE_SPREAD = 200  # rows, if so, and pixels read in turn fall into all sets of the first-level cache
+IN_PLACE_SHORT = 12  # rows, if so, and vectors are shorter than a cache line
 KEPT_LINES = 46  # a box whose lines stay in the first-level cache has fewer pixels, if each serves few products
 COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
-OVERLAP, LESS_OVERLAP = 2.5, 0.6  # if pixels of x are packed so often, boxes are taken where it is so many times less
-NARROWEST = 64  # pixels of a row that is cut for that
+# If each pixel of x is packed more than 2.5 times, a box is taken in which it is packed less than 0.6 times as often.
+OVERLAP, LESS_OVERLAP = 2.5, 0.6
+SHORTEST_ROW = 64  # pixels: rows are not cut shorter than this to reduce that overlap
 LEAST_BOX = 16  # pixels of a box. Origin not recorded, as of the next two
 SLICED_BOXES = 16  # a sum over fewer boxes is not cut into slices; a slice has four boxes at least
 MOST_SLICES = 16  # for all units of the result together; if there are as many units, none is cut
@@ -88,6 +113,10 @@ CHANNELS_MOST_PHASES = 8  # of x: each phase has code of its own
 CHANNELS_MOST_TAPS = 50  # they are written out one by one
 PIXELS_MOST_TAPS = 128
 PIXELS_MOST_KERNEL_ROWS = 9  # the weights of a column of the kernel are in registers
+PIXELS_LEAST_FILLED = 2  # pixels fill one part in so many of the lanes
+PIXELS_IMAGE_PART = 2  # a packed image takes one part in so many of Target.l2
+PIXELS_MOST_VECTORS = 4  # of a row of the tile, which rounds up the packed image
+SLICE_TILE_ROWS = 2  # rows of tiles in a slice of w, at least
 
 
 def depthwise_tile(target: Target) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """What it costs to compute results in boxes of pixels and in register tiles, and which boxes cost least.
 
 Threads take boxes as tasks; tiles compute the pixels of a box. `TileCosts` counts the steps of tiles: pixels at the
-border have fewer taps, but if they are kept apart, they fill tiles badly. `Boxes` adds what a box costs beside that:
-inputs that are packed again where boxes overlap, lines of memory that two threads write, threads that wait. The numbers
-are in tuning.py, and so is the unit: a step is a vector times one channel, added to a sum.
+border have fewer taps, but if they are kept apart, they fill tiles badly. `BoxSearcher` adds what a box costs
+beside that: inputs that are packed again where boxes overlap, lines of memory that two threads write, threads that
+wait. The numbers are in tuning.py, and so is the unit: a step is a vector times one channel, added to a sum.
 """
 
 from __future__ import annotations
@@ -68,11 +68,9 @@ class TileCosts:
         """The fewest steps, and the tiling that takes them."""
         totals = [(split, self.runs(box, split)) for split in self.splits]
         tiles = [*self.tiles, *((rows, 0) for rows in self.work.even_steps)]
-        return min(
-            (self._steps(box, Tiling(*tile, split), total), Tiling(*tile, split))
-            for split, total in totals
-            for tile in tiles
-        )
+        tilings = (((*tile, split), total) for split, total in totals for tile in tiles)
+        steps, tiling = min((self._steps(box, tiling, total), tiling) for tiling, total in tilings)
+        return steps, Tiling(*tiling)
 
     def steps(self, box: Sequence[int], tiling: Tiling) -> float:
         """The steps with given tiles."""
@@ -82,7 +80,7 @@ class TileCosts:
         """For runs of so many pixels in a box, the products that each pixel takes, of all such runs together."""
         total: dict[int, int] = {}
         begin = self.work.tuning.boxes.begin
-        segments = (self.segments(i, apart, b) for i, (apart, b) in enumerate(zip(split, box, strict=True)))
+        segments = (self.segments(i, is_split, b) for i, (is_split, b) in enumerate(zip(split, box, strict=True)))
         for parts in product(*segments):
             pixels = taps = often = 1
             for (n, along), times in parts:
@@ -90,7 +88,7 @@ class TileCosts:
             total[pixels] = total.get(pixels, 0) + often * (taps * self.work.channels + begin)
         return total
 
-    def _steps(self, box: Sequence[int], tiling: Tiling, total: dict[int, int]) -> float:
+    def _steps(self, box: Sequence[int], tiling: tuple[int, int, tuple[bool, ...]], total: dict[int, int]) -> float:
         height, short, split = tiling
         whole, less = self.tile_steps.get((height, short), (self.tuned.uneven * height, 0.0))
         if self.common(split[-1], box[-1]) % height == 0:
@@ -109,18 +107,18 @@ class TileCosts:
         less = shorter(tuned, work.most_rows, work.vectors, short) * max(short, tuned.least_rows)
         return price * whole, price * less
 
-    def _segments(self, axis: int, apart: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
+    def _segments(self, axis: int, is_split: bool, box: int) -> tuple[tuple[tuple[int, int], int], ...]:
         """How often there are so many positions with so many taps along an axis, in boxes of a size."""
         seen: dict[tuple[int, int], int] = {}
-        for s in self.maps[apart][axis].segments:
+        for s in self.maps[is_split][axis].segments:
             for n, often in pieces(s.start, s.stop, box).items():
                 seen[n, len(s.taps)] = seen.get((n, len(s.taps)), 0) + often
         return tuple(seen.items())
 
-    def _common(self, apart: bool, box: int) -> int:
+    def _common(self, is_split: bool, box: int) -> int:
         """The greatest number that divides all pieces of rows in boxes: tiles of its divisors fill them."""
-        axis = len(self.maps[apart]) - 1
-        return gcd(*(n for (n, _), _ in self.segments(axis, apart, box)))
+        axis = len(self.maps[is_split]) - 1
+        return gcd(*(n for (n, _), _ in self.segments(axis, is_split, box)))
 
 
 def _out_strides(axes: tuple[Axis, ...], forward: bool) -> list[int]:
@@ -159,7 +157,7 @@ class BoxNeeds:
     channels: int  # of the results, if they are strided
 
 
-class Boxes:
+class BoxSearcher:
     """Boxes of results, each with the inputs that its taps reach.
 
     `line` is how many results along the last axis are in a line of memory.
@@ -218,11 +216,11 @@ class Boxes:
         """The boxes to choose from: those that leave fewest threads without work, and of these overlap least."""
         wanted = self.search.enough_tasks * threads
 
-        def busy(box: list[int]) -> int:
+        def useful_tasks(box: list[int]) -> int:
             each = tasks(box).tasks
             return min(self.number(box) * each, wanted) if each else wanted
 
-        found = [b for b in self.choices(False) if busy(b) == wanted and prod(b) >= least]
+        found = [b for b in self.choices(False) if useful_tasks(b) == wanted and prod(b) >= least]
         if found:
             largest = max(map(prod, found))
             found = [b for b in found if self.search.smallest * prod(b) >= largest]
@@ -230,14 +228,14 @@ class Boxes:
             found = self.choices(True)
             found = [b for b in found if prod(b) >= least] or found
         return nsmallest(
-            self.search.looked_at, found, key=lambda b: (-busy(b), self.entries(b) / prod(b), -prod(b))
+            self.search.looked_at, found, key=lambda b: (-useful_tasks(b), self.entries(b) / prod(b), -prod(b))
         )  # fmt: skip
 
-    def _choices(self, narrow: bool) -> list[list[int]]:
-        """All boxes that fit. Rows are short only if they may be `narrow`."""
+    def _choices(self, short_rows: bool) -> list[list[int]]:
+        """All boxes that fit. Rows are short only if they may be `short_rows`."""
         found: list[list[int]] = [[]]
         for axis in reversed(range(len(self.positions))):
-            sizes = self._row_lengths(narrow) if axis == len(self.positions) - 1 else self._lengths(axis)
+            sizes = self._row_lengths(short_rows) if axis == len(self.positions) - 1 else self._lengths(axis)
             found = [[s, *b] for b in found for s in sizes if s == 1 or self.fits([*[1] * axis, s, *b])]
         return found
 
@@ -246,17 +244,17 @@ class Boxes:
         n = self.positions[axis]
         return sorted({size for size in (*(ceil(n / cuts) for cuts in CUTS), 1, 2, 3, 4) if size <= n})
 
-    def _row_lengths(self, narrow: bool) -> list[int]:
+    def _row_lengths(self, short_rows: bool) -> list[int]:
         """Lengths of boxes along the last axis: in whole lines of memory, if a row is cut."""
         axis, n = len(self.positions) - 1, self.positions[-1]
         size = longest(n, lambda size: self.fits([*[1] * axis, size]))
         cuts = ceil(n / size)
         lengths = [ceil(n / c) for c in (*range(cuts, cuts + 8), 2 * cuts, 3 * cuts, 4 * cuts)]
-        if narrow:
+        if short_rows:
             lengths += [ceil(n / (cuts * c)) for c in CUTS]
         line = ceil(self.line / self.out_strides[axis])
         whole = {up(s, line) if 2 * line <= s < n else s for s in lengths}
-        least = 1 if narrow else min(self.search.narrowest, size)
+        least = 1 if short_rows else min(self.search.shortest_row, size)
         return sorted(s for s in whole if s >= least and self.fits([*[1] * axis, s])) or [size]
 
     def _cost(self, box: list[int], steps: float, tasks: BoxTasks) -> float:
@@ -294,10 +292,10 @@ CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so 
 
 
 def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
-    """The share of time that threads wait for the last of them, each taking the next task when it is done with one.
+    """The share of time that threads wait for the last one, if each takes the next task when it has done one.
 
-    Each size stands for so many tasks. The mean for that number of threads, two at least, and half of it; none if there
-    are more than `many` tasks for each.
+    Each size stands for `each` tasks. The mean over `threads`, which is two or more, and half of them; 0 if there are
+    more than `many` tasks for each thread.
     """
     if each * len(sizes) > many * threads:
         return 0.0
@@ -306,7 +304,7 @@ def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
 
 
 def busy(sizes: Sequence[float], threads: int) -> float:
-    """How much of their time threads have work that take tasks of those sizes, from both ends: see frame.py."""
+    """The share of their time for which threads have work, if they take tasks of those sizes from both ends."""
     left = deque(sizes)
     ends = [(0.0, thread) for thread in range(threads)]
     while left:

@@ -1,9 +1,12 @@
 """What is prefetched, and when: the memory of the next box, while the tiles of this one compute.
 
 The prefetch distance is one box. A plan lists regions of memory: the input of the next box, where the results of this
-one go, perhaps a part of the weights that are packed next. The lines of all regions are cut into as many slices as
-tiles are called for a box. A call of a tile prefetches one slice: all of it at its start if that is a BURST, otherwise
+one go, perhaps a part of the weights that are packed next. The lines of all regions are cut into as many portions as
+tiles are called for a box. A call of a tile prefetches one portion: all of it at its start if it is a BURST, otherwise
 line after line, evenly spread over its steps. `emit/prefetch.py` writes the code.
+
+Nearer things are prefetched where they are used: weights in pack/weights.py, rows of depthwise layers in their kernels
+and depthwise/window.py, results of the next tile of w in wgrad/write.py.
 """
 
 from __future__ import annotations
@@ -28,17 +31,17 @@ class Prefetch:
 
     regions: tuple[Lines, ...]
     calls: int  # of tiles that have products, for a box
-    steps: int  # of a call: each adds one product, or a pair of them, for one tap at least
+    steps: int  # of a call, for one tap: each adds a product, or a pair of them, to every sum
 
     @property
     def lines_per_call(self) -> int:
-        """Lines in a slice."""
+        """Lines in a portion."""
         lines = sum(prod(count for count, _ in region) for region in self.regions)
         return ceil(lines / max(1, self.calls - len(self.regions) + 1))
 
     @property
     def burst(self) -> bool:
-        """Whether a slice is prefetched all at once."""
+        """Whether a portion is prefetched all at once."""
         return self.lines_per_call <= BURST
 
     @property
@@ -50,18 +53,18 @@ class Prefetch:
         return pause
 
     def steps_needed(self, taps: int) -> int:
-        """Steps of each of so many taps that suffice to prefetch a slice."""
+        """Steps of each of so many taps that suffice to prefetch a portion."""
         return ceil(self.lines_per_call * self.steps_per_line / taps)
 
     @property
-    def slices(self) -> Ints:
-        """Slices of each region."""
+    def portions(self) -> Ints:
+        """Portions of each region."""
         return tuple(ceil(prod(count for count, _ in region) / self.lines_per_call) for region in self.regions)
 
     @property
     def size(self) -> int:
-        """Lines of all slices."""
-        return sum(self.slices) * self.lines_per_call
+        """Lines of all portions."""
+        return sum(self.portions) * self.lines_per_call
 
 
 def lines(counts: Sequence[int], steps: Sequence[int], channels: int, channel_step: int, size: int) -> Lines:

@@ -11,6 +11,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ...spec.problem import Ints
+from ..ir.vectors import size_of
+from .bits import LEAST_ODD_PITCH
 from .workspace import Buffer, elements
 
 
@@ -61,7 +63,7 @@ class TapRanges(NamedTuple):
     """Where each weight reads: x at starts[tap] + Σ o*x_steps and y at Σ o*y_steps, for o in the tap's valid range."""
 
     starts: Ints
-    reach: tuple[tuple[tuple[int, int], ...], ...]  # valid ranges: of each tap, per axis, where it lies inside x
+    valid: tuple[tuple[tuple[int, int], ...], ...]  # ranges: of each tap, per axis, where it lies inside x
     x_steps: Ints
     y_steps: Ints
 
@@ -160,7 +162,7 @@ class Nest:
     @property
     def item(self) -> int:
         """Bytes of an accumulator."""
-        return 4 if self.sum == "float" else 8
+        return size_of(self.sum)
 
     @property
     def shared(self) -> int:
@@ -168,7 +170,7 @@ class Nest:
         return self.item * elements(self.buffers, per_thread=False)
 
     @property
-    def at_once(self) -> int:
+    def shared_if_packed_for_all(self) -> int:
         """Bytes that threads would share if what each packs for itself were packed for all."""
         return self.shared
 
@@ -200,11 +202,11 @@ def pitch(channels: int, lanes: int) -> int:
     pixels would share a few cache sets.
     """
     vectors = ceil(channels / lanes)
-    return lanes * (vectors if vectors < 4 or vectors % 2 else vectors + 1)
+    return lanes * (vectors if vectors < LEAST_ODD_PITCH or vectors % 2 else vectors + 1)
 
 
 def entry_steps(packs: tuple[Packed, ...]) -> list[int]:
-    """Band entries between neighbours along each axis."""
+    """Entries between neighbours along each axis."""
     steps = [1] * len(packs)
     for i in reversed(range(len(packs) - 1)):
         steps[i] = steps[i + 1] * packs[i + 1].extent

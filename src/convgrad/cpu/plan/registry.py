@@ -23,7 +23,7 @@ class Algorithm(NamedTuple):
     `write(plan)` in the second one writes its IR.
     """
 
-    name: str  # the `algorithm` that a caller asks for
+    name: str  # the `algorithm` that a caller asks for: `Problem.algorithm`
     nest: str  # the loop nest, as its plans name it
     planner: str
     writer: str
@@ -35,10 +35,11 @@ ALGORITHMS = (
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
-"""In the order in which they are asked; the last one serves every problem.
+"""In the order in which they are asked, those whose name the problem has; the last direct one serves every problem.
 
-A new one, Winograd for example, is a folder beside `gather` and a row here. Where its errors are larger than those of
-direct sums, it is another `name` that a caller must ask for.
+A new one, Winograd for example, is a folder beside `gather`, a row here, and a function in cpu/telling.py. If its
+errors are larger than those of direct sums, it has another `name`, for which a caller must ask: ALGORITHMS in
+spec/table.py lists those.
 """
 
 ALONE = 2_000_000
@@ -80,11 +81,12 @@ def _within(plan: Made, bound: int, threads: int) -> Plan:
 
 def _cut(problem: Problem, target: Target, team: int) -> Plan:
     """Work cut for so many threads."""
-    for row in ALGORITHMS:
+    asked = [row for row in ALGORITHMS if row.name == problem.algorithm]
+    for row in asked:
         plan: Plan | None = _module(row.planner).plan(problem, target, team)
         if plan is not None:
             return plan
-    raise ValueError(f"no algorithm took {problem}")
+    return Declined(f"no nest computes it by the algorithm {problem.algorithm!r}", "another algorithm")
 
 
 def write(plan: Made) -> str:

@@ -1,7 +1,8 @@
-"""What decides speed, and nothing else: a table with a row for each kind of machine.
+"""What decides speed: a table with a row for each kind of machine.
 
 `tuning(target)` is the row of a machine. Planners read numbers from it and have none of their own. To tune a new CPU,
-add a row to KINDS and let `kind` find it. Results stay the same, bit for bit: what they depend on is in bits.py.
+add a row to KINDS and let `kind` find it. Finite results stay the same, bit for bit, but for the sign of
+a zero: where borders are cut decides that, and what an infinite weight makes there. See bits.py.
 
 Costs are counted in steps: a vector times one channel, added to a sum. Where channels are taken in pairs, a pair is
 two steps.
@@ -22,11 +23,11 @@ from ...spec.problem import Problem
 from ..target import LINE, Target
 from .bits import row_steps
 
-WAY = 4096  # bytes: lines of memory that are so far apart share a set of the first-level cache
+CACHE_WAY = 4096  # bytes: lines of memory that are so far apart share a set of the first-level cache
 
 
 @dataclass(frozen=True)
-class Tiles:
+class TileTuning:
     """How high tiles are, and what one takes that is not filled.
 
     The rows are pixels, or channels where sums are over pixels. More rows let each vector of weights that is loaded
@@ -44,7 +45,7 @@ class Tiles:
     flat_rows: int = 4  # a tile of more takes longer for each one more: results are written later
     high_price: float = 0.003  # so much longer
     evenly_spaced: float = 0.997  # what a tile takes whose pixels are evenly spaced: one address serves them all
-    uneven: float = 1.4  # what a row takes of a tile that is higher than others, if pixels are not evenly spaced
+    uneven: float = 1.4  # steps for each row of a tile in `even_steps`, if its pixels are not evenly spaced
     even_steps: dict[int, float] = field(default_factory=dict)  # steps of higher tiles with evenly spaced pixels
     fixed: bool = False  # the target has a tile of its own: its height is taken as it is
 
@@ -64,7 +65,7 @@ class BoxCosts:
     run: int = 120  # a run of results, if channels are strided
     torn_run: int = 300  # the same if another thread writes to its first or last line of memory
     task: int = 500  # a task: its pixels are listed
-    waiting: float = 0.7  # the share that is lost of the time that threads wait: as a rule one of them is slower
+    waiting: float = 0.7  # of the time that threads wait, the share that is lost: presumably one of them is slower
     roomy: float = 0.6  # beyond this share of the second-level cache a box takes longer
     crowded: float = 0.05  # so much longer for all of that cache
 
@@ -73,9 +74,9 @@ class BoxCosts:
 class BoxSearch:
     """Which boxes are looked at, so that planning takes milliseconds. Found by trying, figures not recorded."""
 
-    smallest: int = 8  # not those that are so many times smaller than others
+    smallest: int = 8  # boxes that are more than so many times smaller than the largest are not looked at
     looked_at: int = 32  # so many at most: those that overlap least, large ones first
-    narrowest: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
+    shortest_row: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
     enough_tasks: int = 2  # for a thread, if boxes then hold `least_tiles`
     least_tiles: int = 2
     many_tasks: int = 32  # for a thread: of more none is lost by waiting
@@ -91,11 +92,11 @@ class GatherTuning:
     unrolled: int = 64  # channels (or pairs) times rows: so few products of one vector are written without a loop
     copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% in the mean
     copied_pixels: int = 200  # if it has so many pixels
-    shared_weights: float = 1.25  # of the second-level cache: more weights are not shared by all threads. Zen 5, +0.5%
+    shared_weights: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
     task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
     tasks: int = 2  # for a thread
-    cheap_tasks: int = 8  # the same, if packing a box again costs little beside its products: if it is followed by
-    cheap_steps: int = 16  # so many steps for each input
+    cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
+    cheap_steps: int = 16  # which it does if each input is used in so many steps
     block_waiting: float = 0.05  # of the time: if threads wait no longer, each may take a block of channels for itself
 
 
@@ -124,7 +125,7 @@ class DepthwiseTuning:
 class Tuning:
     """The row of a kind of machine. What is prefetched follows from the boxes: see prefetch.py."""
 
-    tiles: Tiles
+    tiles: TileTuning
     boxes: BoxCosts = BoxCosts()
     search: BoxSearch = BoxSearch()
     gather: GatherTuning = GatherTuning()
@@ -133,15 +134,15 @@ class Tuning:
 
 
 THIRTY_TWO = {1: 8, 2: 8, 3: 8, 4: 6}  # rows of tiles, with so many registers
-SIXTEEN = Tuning(Tiles({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
+SIXTEEN = Tuning(TileTuning({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
 KINDS = {
     # AVX-512, two vectors in each cycle: AMD Zen 5, Intel servers.
-    "two per cycle": Tuning(Tiles(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
+    "two per cycle": Tuning(TileTuning(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
     # AVX-512 in two steps of 32 bytes: AMD Zen 4, with whole vectors and with vectors of half the width.
-    "double pumped": Tuning(Tiles(THIRTY_TWO)),
-    "half width": Tuning(Tiles({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
+    "double pumped": Tuning(TileTuning(THIRTY_TWO)),
+    "half width": Tuning(TileTuning({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
     "avx2": SIXTEEN,
-    "neon": Tuning(Tiles(THIRTY_TWO)),
+    "neon": Tuning(TileTuning(THIRTY_TWO)),
     "baseline": SIXTEEN,
 }
 
@@ -182,8 +183,8 @@ def sums_tile(target: Target, lanes: int, channels: int) -> tuple[int, int]:
     return (tuning(target).tiles.sum_rows if vectors == 1 else rows), vectors
 
 
-def shorter(tiles: Tiles, rows: int, vectors: int, height: int) -> float:
-    """What a step of a tile takes that has fewer rows than there might be."""
+def shorter(tiles: TileTuning, rows: int, vectors: int, height: int) -> float:
+    """What a step takes in a tile with fewer rows than possible."""
     if tiles.whole_only and vectors == 1:
         return rows / height if height else 1.0
     if vectors > 2 and height >= min(tiles.enough_rows, rows):
@@ -197,7 +198,7 @@ def even_steps(target: Target, vectors: int, spread: int) -> dict[int, float]:
     They do not if a stride spreads the results (`spread` is how many bytes, 0 without a stride) so that those of a tile
     share a few sets of the first-level cache: Zen 5, 18 to 26% lost there.
     """
-    near = spread == 0 or gcd(spread, WAY) < WAY // 2
+    near = spread == 0 or gcd(spread, CACHE_WAY) < CACHE_WAY // 2
     return tuning(target).tiles.even_steps if vectors == 1 and near else {}
 
 

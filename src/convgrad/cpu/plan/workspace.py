@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
+from .bits import BEYOND, PER_THREAD
 
 if TYPE_CHECKING:
     from .records import Made
 
-BEYOND = 64 << 20  # bytes that it may take beyond four times the largest tensor; a problem that takes more is declined
-PER_THREAD = 6 << 20  # and more for each thread
 LINE = 16  # elements: a buffer is as many as a multiple of it, so that the next begins with a line of memory
 
 
@@ -32,7 +31,7 @@ def shared(name: str, elements: int) -> Buffer:
     return Buffer(name, _whole(elements), per_thread=False)
 
 
-def own(name: str, elements: int) -> Buffer:
+def per_thread(name: str, elements: int) -> Buffer:
     """A buffer that each thread has of its own."""
     return Buffer(name, _whole(elements), per_thread=True)
 
@@ -54,7 +53,7 @@ def bound(problem: Problem) -> int:
 
 def exceeds(plan: Made, bound: int) -> bool:
     """Whether the workspace is too large even for one thread, or if all of them packed what each packs for itself."""
-    return max(plan.at_once, plan.shared + plan.own_bytes - PER_THREAD) > bound
+    return max(plan.shared_if_packed_for_all, plan.shared + plan.own_bytes - PER_THREAD) > bound
 
 
 def threads(plan: Made, bound: int) -> int | None:

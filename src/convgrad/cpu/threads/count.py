@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import SpecError
 
-MOST = 1024
+MOST_THREADS = 1024
 
 _chosen: int | None = None
 
@@ -29,8 +29,8 @@ def get_num_threads() -> int:
     global _chosen
     if _chosen is None:
         text = os.environ.get("CONVGRAD_NUM_THREADS", "").strip()
-        given = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
-        _chosen = _count(given, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST)
+        value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
+        _chosen = _count(value, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST_THREADS)
     return _chosen
 
 
@@ -40,9 +40,9 @@ def _count(value: Any, operation: str, argument: str) -> int:
         number = index(value)
     except TypeError:
         number = 0
-    if isinstance(value, bool) or not 1 <= number <= MOST:
+    if isinstance(value, bool) or not 1 <= number <= MOST_THREADS:
         raise SpecError(
-            f"{argument} must be a whole number of threads from 1 to {MOST}, got {value!r}",
+            f"{argument} must be a whole number of threads from 1 to {MOST_THREADS}, got {value!r}",
             argument=argument,
             operation=operation,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from string import Template
 
-from .count import MOST
+from .count import MOST_THREADS
 from .wake_ir import CONDITION, FUTEX
 
 COUNTER = 64  # bytes between counters: a cache line
@@ -36,7 +36,7 @@ def source(triple: str, futex: bool = True) -> str:
         body, waits = TEAM, CONDITION
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
-    numbers = {"threads": MOST, "others": MOST - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
+    numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
@@ -70,7 +70,10 @@ LAYOUT = {
     # the thread). At 4, i32: the CPU of the thread that wrote the 1. At 8, i32: the system's number of the thread.
     "slots": 2304,
 }
-SIZES = {"room": 128 * MOST, "size": LAYOUT["slots"] + 128 * MOST}  # bytes of all slots, and of @control
+SIZES = {
+    "room": 128 * MOST_THREADS,
+    "size": LAYOUT["slots"] + 128 * MOST_THREADS,
+}  # bytes of all slots, and of @control
 
 HEAD = """
 @control = internal global [$size x i8] zeroinitializer, align 128
@@ -195,7 +198,7 @@ leave:
   ret void
 }
 
-; One turn of a spin. Every 64th turn offers the CPU to others, in case the thread that this one waits for needs it; if
+; One iteration of a spin. Every 64th offers the CPU to others, in case the thread that is waited for needs it; if
 ; nobody wants it, that takes less than a microsecond.
 define internal void @spin_once(i32 %i) alwaysinline nounwind {
 entry:
@@ -244,8 +247,8 @@ tell:
 wake:
   %name.p = getelementptr i8, ptr %slot, i64 8
   %name = load i32, ptr %name.p
-  br i1 %enough, label %apart, label %anywhere
-apart:
+  br i1 %enough, label %elsewhere, label %anywhere
+elsewhere:
   call void @wake_elsewhere(ptr %slot, i32 %name)
   br label %after
 anywhere:
@@ -309,10 +312,10 @@ work:
   ; @wake_elsewhere has chosen its CPU then.
   %there = load i32, ptr %there.p
   %here = call i32 @current_cpu()
-  %together = icmp eq i32 %here, %there
+  %same_cpu = icmp eq i32 %here, %there
   %enough = call i1 @cpus_suffice(i64 %n)
-  %apart = and i1 %together, %enough
-  %could = and i1 %apart, %awake
+  %nearby = and i1 %same_cpu, %enough
+  %could = and i1 %nearby, %awake
   br i1 %could, label %consider, label %begin
 consider:
   %now = call i64 @clock()

@@ -14,14 +14,20 @@ from typing import NamedTuple
 from ...dtypes import DTYPES
 from ..plan.axes import Axis, longest
 from ..plan.bits import (
+    BROADCAST_PART,
+    FEW_TAPS,
+    GROUP_BLOCKS,
     KEPT_LINES,
     LEAST_BOX,
     LESS_OVERLAP,
     MOST_SLICES,
-    NARROWEST,
     OVERLAP,
+    OVERLAP_CUTS,
+    ROW_CHANNELS,
+    SHORTEST_ROW,
     SLICE_BYTES,
     SLICED_BOXES,
+    SPREAD_CHANNELS,
     TEAM,
     THREAD_BYTES,
     box_bytes,
@@ -49,8 +55,8 @@ def cut_pixels(work: Work, roles: Roles, modes: Modes) -> Boxes:
     cut = [i for i, (a, b) in enumerate(zip(axes, box, strict=True)) if b < a.y]
     if slices > 1 and len(cut) == 1:  # as many boxes in each part
         (i,) = cut
-        even = ceil(axes[i].y / up(ceil(axes[i].y / box[i]), slices))
-        box[i] = up(even, 2) if work.pairs and i == len(axes) - 1 else even
+        evenly = ceil(axes[i].y / up(ceil(axes[i].y / box[i]), slices))
+        box[i] = up(evenly, 2) if work.pairs and i == len(axes) - 1 else evenly
     return Boxes(tuple(a.y for a in axes), tuple(box), slices)
 
 
@@ -58,37 +64,38 @@ def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
     """Bytes that a pixel takes in the caches, of the side in the lanes and of the side in the rows."""
     block, item = roles.block, work.item
     if roles.lane_groups:
-        lines_at_once = _task_blocks(roles)
-        return block * item * lines_at_once // 2, 2 * block * item * lines_at_once
+        task_blocks = _task_blocks(roles)
+        return block * item * task_blocks // 2, 2 * block * item * task_blocks
     lane_bytes = block * (2 if work.pairs else item)
-    row_bytes = pitch(min(roles.row_channels, 256), roles.lanes) * item
+    row_bytes = pitch(min(roles.row_channels, ROW_CHANNELS), roles.lanes) * item
     rows_in_place = modes.rows is Mode.IN_PLACE
     if work.pairs and modes.rows is Mode.ROWS:
         row_bytes //= 2
-    elif work.pairs and not rows_in_place and roles.row_channels >= 4 * roles.lanes:
+    elif work.pairs and not rows_in_place and roles.row_channels >= SPREAD_CHANNELS * roles.lanes:
         # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
         lane_bytes += LINE if work.taps == 1 else LINE // 2
     if modes.lanes is Mode.IN_PLACE:
-        lane_bytes = lane_bytes * 7 // 4  # what is broadcast lies in lines of its own beside them
+        # What is broadcast lies in lines of its own beside them.
+        lane_bytes = lane_bytes * BROADCAST_PART[0] // BROADCAST_PART[1]
     elif rows_in_place and work.channel_step(roles.row_side) == 1 and not work.pointwise:
         # So it does here; where few products are made of a line, it should not come a second time.
         if roles.vectors == 1:
             lane_bytes += LINE
-        elif roles.vectors == 2 and work.taps <= 4 and same_sets(work, roles.row_side):
+        elif roles.vectors == 2 and work.taps <= FEW_TAPS and same_sets(work, roles.row_side):
             lane_bytes = max(lane_bytes, work.target.l1 // KEPT_LINES)
     return lane_bytes, row_bytes
 
 
 def _task_blocks(roles: Roles) -> int:
     """Blocks of groups in the lanes that a task takes, so that whole cache lines are read at a time."""
-    return min(4, roles.blocks)
+    return min(GROUP_BLOCKS, roles.blocks)
 
 
 def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    Of a row that is cut, whole lines, of so many pixels. Boxes overlap: where x would be packed too often for pairs,
-    there are twice as many pixels in a box, and rows are cut in order to take more of them.
+    A row that is cut is cut into whole cache lines, of `line` pixels each. Boxes overlap: where x
+    would be packed too often for pairs, there are twice as many pixels in a box, and rows are cut to take more of them.
     """
     axes = work.axes
     lane_room, row_room = box_bytes(work.target)
@@ -117,8 +124,8 @@ def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     if work.pairs and often(box) > OVERLAP:
         # Packing takes longer than reading what does not fit in the first-level cache.
         fewest = ceil(sizes[-1] / (2 * most))
-        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + 8))
-        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= NARROWEST)
+        widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + OVERLAP_CUTS))
+        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= SHORTEST_ROW)
         box = next((other for other in others if often(other) < LESS_OVERLAP * often(box)), box)
     return box
 
@@ -270,7 +277,7 @@ def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
     x, y = prod(min(a.x, a.y * a.k) for a in work.axes), prod(a.y for a in work.axes)
     rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
     row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
-    products = y * work.taps * roles.lane_channels / (roles.lanes * roles.width)
+    products = y * work.taps * roles.lane_channels / (roles.lanes * roles.per_step)
     return PartCost(cutting, row_copies, lanes * roles.lane_channels, products, tuning(work.target).wgrad.copy)
 
 
@@ -278,7 +285,7 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
     """Parts of another shape, if they take less time than the first ones, or else those."""
     roles, target = cutting.roles, cutting.work.target
     tune = tuning(target).wgrad
-    most = max(sum_bytes(target), prod(first) * cutting.sum_bytes)
+    each, most = cutting.sum_bytes, max(sum_bytes(target), prod(first) * cutting.sum_bytes)
     most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * cutting.work.item))
     balanced = cutting.balanced(cutting.tasks(*first))
     lane_parts = {ceil(roles.blocks / n) for n in range(1, 17)}
@@ -291,7 +298,7 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
         if work[parts] >= least:
             break
         lane_part, row_part = parts
-        small = prod(parts) * cutting.sum_bytes <= most and row_part <= most_rows
+        small = lane_part * row_part * each <= most and row_part <= most_rows
         fair = cutting.balanced(cutting.tasks(*parts)) or not balanced
         if fair and small and cutting.has_room(lane_part) and (time := cost.time(*parts)) < least:
             found, least = parts, time
@@ -300,10 +307,10 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
 
 @lru_cache(maxsize=1024)
 def busy_share(times: int, size: int, part: int, slices: int, threads: int, many: int) -> float:
-    """How much of their time threads have work that take tasks in order.
+    """The share of their time for which threads have work.
 
-    So many times a size is cut into parts, the last of which may be shorter; each comes in as many slices.
-    If there are `many` for each thread, all are busy.
+    `times` sizes are cut into parts, the last of which may be shorter; each part is one task for each slice of the sum.
+    With `many` tasks or more for each thread, the share is 1.
     """
     lengths = [1.0] * (size // part) + [size % part / part] * (size % part > 0)
     if times * len(lengths) * slices >= many * threads:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..emit.frame import Frame
-from ..emit.prefetch import slice_of
+from ..emit.prefetch import portion_of
 from ..emit.slices import add_slices
 from ..ir.builder import Function, Module, Value
 from .records import Boxes, WeightGradient
@@ -25,7 +25,7 @@ class _Kernel(NamedTuple):
     tensors: dict[str, str]
     packers: dict[str, Function]
     tile: Function
-    tail: Function | None
+    last_tile: Function | None
     write_sums: Function
     entries: str
     ranges: str
@@ -58,13 +58,13 @@ def write(plan: WeightGradient) -> str:
     packer = packers(m, plan)
     entries = m.table("tap_entries", plan.taps.entries)
     weights = m.table("tap_weights", plan.taps.weights)
-    ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.reach for ends in tap for end in ends])
-    body, tail = tiles(m, plan, entries)
+    ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.valid for ends in tap for end in ends])
+    body, last = tiles(m, plan, entries)
     writer = write_sums(m, plan, weights)
 
     frame = Frame(m, plan.buffers, plan.sum)
     tensors = {name: frame.tensors[role] for name, role in zip("xyw", plan.tensors.names, strict=True)}
-    k = _Kernel(plan, frame, tensors, packer, body, tail, writer, entries, ranges)
+    k = _Kernel(plan, frame, tensors, packer, body, last, writer, entries, ranges)
     if plan.prefetch is not None:
         frame.list_lines(plan.prefetch)
     with frame.items("first", plan.tasks) as task:
@@ -146,15 +146,15 @@ def _sum_taps(k: _Kernel, here: Place, box: _Box, block: _Block, t: Value) -> No
         x_at, y_at, counts, odd = _inside(k, box, tap)
         x_at = f.add(x_at, entry)
         row_at, lane_at = (x_at, y_at) if row_side is plan.x else (y_at, x_at)
-        target = _target(k, here, block, row, box.last) if plan.output.direct else []
+        destination = _destination(k, here, block, row, box.last) if plan.output.direct else []
         rows = f.at(block.rows, f.add(f.mul(row, row_side.row_step), row_at), plan.row_unit)
         lanes = f.at(block.lanes, lane_at, plan.sum)
         last = f.test("eq", block.number, plan.roles.blocks - 1)
-        arguments = (rows, lanes, sums, box.first, *counts, *odd, *target, *_lines(k, box, index))
-        f.call_either(last, k.tail, k.tile, *arguments)
+        arguments = (rows, lanes, sums, box.first, *counts, *odd, *destination, *_lines(k, box, index))
+        f.call_either(last, k.last_tile, k.tile, *arguments)
 
 
-def _target(k: _Kernel, here: Place, block: _Block, row: Value, whole: Value) -> list[Value]:
+def _destination(k: _Kernel, here: Place, block: _Block, row: Value, whole: Value) -> list[Value]:
     """Where a tile writes its sums in w, how many lanes it has, and whether they are whole."""
     f, plan = k.frame.f, k.plan
     group, row_step, _ = plan.output.strides
@@ -168,7 +168,7 @@ def _lines(k: _Kernel, box: _Box, call: Value) -> tuple[str, ...]:
     """What a tile prefetches in its call of that number."""
     if k.plan.prefetch is None:
         return ()
-    return slice_of(k.frame.f, k.plan.prefetch, k.frame.at["lines"], call, box.coming)
+    return portion_of(k.frame.f, k.plan.prefetch, k.frame.at["lines"], call, box.coming)
 
 
 def _inside(k: _Kernel, box: _Box, tap: Value) -> tuple[Value, Value, list[Value], list[Value]]:

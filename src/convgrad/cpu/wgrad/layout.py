@@ -1,4 +1,4 @@
-"""How the two sides of the sum lie in memory for a box: what is packed of them, and how tiles walk over it."""
+"""How the two sides of the sum lie in memory for a box: what is packed of them, and how tiles step through it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Source(NamedTuple):
     mode: Mode
     channel: Ints  # strides of (group, channel)
     packs: tuple[Packed, ...]
-    join: tuple[int, int]
+    pair: tuple[int, int]
     low: Ints
     in_stride: Ints
     packed_stride: Ints  # packed pixels between those of neighbouring pixels of y
 
 
 def lay_out(work: Work, roles: Roles, modes: Modes, boxes: Boxes, parts: Parts) -> tuple[Side, Side, Ints]:
-    """The sides x and y: what is packed of them, and how tiles walk over it. And the entry of each tap in x."""
+    """The sides x and y: what is packed of them, and how tiles step through it. And the entry of each tap in x."""
     x_mode, y_mode = modes if roles.row_side == "x" else modes[::-1]
     in_place = x_mode is Mode.IN_PLACE
     # Where channels are packed one by one, x is thinned out as its stride asks: pixels of a pair become neighbours.
@@ -41,33 +41,33 @@ def lay_out(work: Work, roles: Roles, modes: Modes, boxes: Boxes, parts: Parts) 
     y = _side(work, roles, parts, _y_source(work, boxes, y_mode), whole)
     # Along a row taps are pixels apart, and entries may be pairs of pixels.
     *outer, last = _entry_steps(x, x.pitch)
-    join = 1 if in_place else x.join[1]
-    _, tap_table = phases_of(work.axes, maps, [*(join * s for s in outer), last])
-    return x, y, tuple(entry // join for _, entry in tap_table)
+    pair_step = 1 if in_place else x.pair[1]
+    _, tap_table = phases_of(work.axes, maps, [*(pair_step * s for s in outer), last])
+    return x, y, tuple(entry // pair_step for _, entry in tap_table)
 
 
 def _x_source(work: Work, maps: tuple[AxisMap, ...], mode: Mode) -> Source:
     last = work.axes[-1]
     packs = tuple(packed(a, m, True, mode is Mode.IN_PLACE) for a, m in zip(work.axes, maps, strict=True))
-    join, next_ = (0, 1), maps[-1].packed_stride
+    pair, next_ = (0, 1), maps[-1].packed_stride
     if work.pairs:
         # Where channels are packed one by one, any two neighbours are a pair; else every pixel is the first of one, or
         # every other if all taps are an even number of pixels apart.
         evenly = last.stride == 1 and last.dilation % 2 == 0 and len(packs[-1].offsets) == 1
-        join = (0, 1) if mode is Mode.ROWS else (next_, 2 * next_ if last.k == 1 or evenly else 1)
-        packs = (*packs[:-1], replace(packs[-1], count=up(packs[-1].count, join[1])))
+        pair = (0, 1) if mode is Mode.ROWS else (next_, 2 * next_ if last.k == 1 or evenly else 1)
+        packs = (*packs[:-1], replace(packs[-1], count=up(packs[-1].count, pair[1])))
     low, in_stride, stride = zip(*((m.low, m.in_stride, m.packed_stride) for m in maps), strict=True)
-    return Source("x", mode, work.shape.x_channel, packs, join, low, in_stride, stride)
+    return Source("x", mode, work.shape.x_channel, packs, pair, low, in_stride, stride)
 
 
 def _y_source(work: Work, boxes: Boxes, mode: Mode) -> Source:
     packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(work.axes, boxes.box, strict=True))
-    join = (0, 1)
+    pair = (0, 1)
     if work.pairs:
-        join = (0, 1) if mode is Mode.ROWS else (1, 2)
+        pair = (0, 1) if mode is Mode.ROWS else (1, 2)
         packs = (*packs[:-1], replace(packs[-1], count=up(boxes.box[-1], 2)))  # a last pixel is paired with a zero
     zeros, ones = (0,) * AXES, (1,) * AXES
-    return Source("y", mode, work.shape.y_channel, packs, join, zeros, ones, ones)
+    return Source("y", mode, work.shape.y_channel, packs, pair, zeros, ones, ones)
 
 
 def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequence[bool]) -> Side:
@@ -80,7 +80,7 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
     if by_block:
         step = up(at_once, roles.lanes)
     elif mode is Mode.ROWS:
-        step = pitch(prod(q.extent for q in source.packs), roles.lanes * roles.width)
+        step = pitch(prod(q.extent for q in source.packs), roles.lanes * roles.per_step)
     else:
         # A few contiguous channels are kept without a gap, so that pixels can be copied as one run.
         few = source.channel[1] == 1 and at_once < 4 * roles.lanes
@@ -94,16 +94,16 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
         pitch=step,
         channels=at_once if not by_block or channels % at_once == 0 else None,
         pairing=_pairing(work, source),
-        pair=source.join,
+        pair=source.pair,
         image_step=source.packs[3].stride if work.image_pairs else None,
         row_packed=mode is Mode.ROWS,
         first=source.low[row] if mode is Mode.ROWS and name == "x" and whole[row] else None,
     )
     *outer, last = (a * b for a, b in zip(_entry_steps(source, step), source.packed_stride, strict=True))
     if work.pairs:
-        last = 2 * last // (1 if mode is Mode.IN_PLACE else source.join[1])
+        last = 2 * last // (1 if mode is Mode.IN_PLACE else source.pair[1])
     return Side(
-        name, mode, source.channel, channels, at_once, by_block, source.packs, pack, starts, step, source.join,
+        name, mode, source.channel, channels, at_once, by_block, source.packs, pack, starts, step, source.pair,
         (*outer, last), source.low, source.in_stride,
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def _entry_steps(side: Source | Side, pitch: int) -> list[int]:
         return [p.stride for p in side.packs]
     *outer, last = entry_steps(side.packs)
     pixel = 1 if side.mode is Mode.ROWS else pitch
-    return [*(s // side.join[1] * pixel for s in outer), last * pixel]
+    return [*(s // side.pair[1] * pixel for s in outer), last * pixel]
 
 
 def _pairing(work: Work, source: Source) -> Pairing:
@@ -128,7 +128,7 @@ def _pairing(work: Work, source: Source) -> Pairing:
         return Pairing.COPY
     if source.channel[1] == 1:
         return Pairing.CHANNELS
-    neighbours = source.join == (1, 2) and last.stride == last.step == 1
+    neighbours = source.pair == (1, 2) and last.stride == last.step == 1
     return Pairing.PIXELS if neighbours and source.low[-1] == last.offsets[0] == 0 else Pairing.COPY
 
 

@@ -11,6 +11,7 @@ from math import prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
+from ..ir.vectors import sum_type
 from ..pack.box import transposable
 from ..plan.axes import spans, tap_offsets, tap_ranges
 from ..plan.prefetch import Prefetch, lines
@@ -39,7 +40,7 @@ def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
     taps = Taps(tap_offsets(work.axes), entries, tap_ranges(work.axes))
     output = plan_output(work, roles, boxes, parts, taps, prefetch is not None)
     names = ("x", "y", "w") if is_sum else pointwise.tensors(p)
-    tensors = Tensors(names, p.dtype, p.out_dtype, "float" if work.item == 4 else "double", converts_f16(work.target))
+    tensors = Tensors(names, p.dtype, p.out_dtype, sum_type(p.dtype), converts_f16(work.target))
     made = WeightGradient(tensors, roles, boxes, parts, x, y, taps, output, prefetch, threads=threads)
     return replace(made, why=tuple(reasons(made, work)))
 
@@ -62,7 +63,7 @@ def plan_prefetch(work: Work, roles: Roles, boxes: Boxes, parts: Parts) -> Prefe
     x_lines = lines(counts, steps, x_channels, shape.x_channel[1], size)
     y_lines = lines(boxes.box, [a.y_step for a in work.axes], y_channels, shape.y_channel[1], size)
     regions = (y_lines,) if work.pointwise else (x_lines, y_lines)
-    return Prefetch(regions, calls, prod(boxes.box) // roles.width)
+    return Prefetch(regions, calls, prod(boxes.box) // roles.per_step)
 
 
 def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, taps: Taps, prefetch: bool) -> Output:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..plan.axes import Axis, simplify
+from ..plan.bits import POINTWISE_FILLED, POINTWISE_VECTORS
 from ..plan.records import up
 from ..target import Target
 
@@ -23,7 +24,7 @@ def as_sum(p: Problem, target: Target) -> Problem | None:
         return None
     last, images = axes[-1], axes[0] if len(axes) == 2 else Axis(1, 1)
     contiguous = last.x_step == last.y_step == 1 and 1 not in (p.x_strides[2], p.y_strides[2])
-    if not contiguous or last.x < 4 * lanes or last.x < 0.95 * up(last.x, lanes):
+    if not contiguous or last.x < POINTWISE_VECTORS * lanes or last.x < POINTWISE_FILLED * up(last.x, lanes):
         return None
     if p.wanted == "y":
         in_step, out_step, terms, rows = p.x_strides[2], p.y_strides[2], p.cx, p.cy

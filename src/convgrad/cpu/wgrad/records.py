@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ...spec.problem import Ints
 from ..pack.box import PackBox, Pairing
 from ..plan.prefetch import Prefetch
 from ..plan.records import LaneGroups, Nest, Packed, TapRanges
-from ..plan.workspace import Buffer, own, shared
+from ..plan.workspace import Buffer, per_thread, shared
 
 
 class Mode(Enum):
@@ -65,18 +66,18 @@ class Roles:
     pairs: bool  # pixels of bf16 are taken two at a time, by the machine's own instruction
     image_pairs: bool  # those of a pair are of two images: the last axis, and rows of pixels are the last but one
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Lanes of a tile, over all its vectors."""
         return self.lanes * self.vectors
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of lanes in a group."""
         return ceil(self.lane_channels / self.block)
 
     @property
-    def width(self) -> int:
+    def per_step(self) -> int:
         """Pixels that one step of a tile takes."""
         return 2 if self.pairs else 1
 
@@ -127,7 +128,7 @@ Terms = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the sum, x or y: how it is packed, and how tiles walk over it."""
+    """One side of the sum, x or y: how it is packed, and how tiles step through it."""
 
     name: str
     mode: Mode
@@ -139,13 +140,13 @@ class Side:
     pack: PackBox  # how that is packed, some axes merged; not used if it is read in place
     starts: tuple[Terms, ...]  # of these axes
     pitch: int  # elements between pixels of the packed side, or between channels if it is row-packed
-    join: tuple[int, int]  # pixels between the two of a packed pair, and between the first ones of neighbouring pairs
+    pair: tuple[int, int]  # pixels between the two of a packed pair, and between the first ones of neighbouring pairs
     steps: Ints  # elements between what neighbouring pixels of y read, along each axis
     low: Ints  # coordinate at which a box that starts at 0 begins
     in_stride: Ints  # and how much further it begins for each pixel of y
 
     @property
-    def copies(self) -> bool:
+    def pairs_by_copy(self) -> bool:
         """Whether pixels are packed one by one, and then as pairs."""
         return self.mode is Mode.VECTORS and self.pack.pairing is Pairing.COPY
 
@@ -157,7 +158,7 @@ class Side:
     @property
     def size(self) -> int:
         """Elements of the packed side for the channels packed at a time; a pair is one."""
-        return self.pixels // self.join[1] * self.pitch
+        return self.pixels // self.pair[1] * self.pitch
 
     @property
     def row_step(self) -> int:
@@ -228,7 +229,7 @@ class WeightGradient(Nest):
         return (self.x, self.y) if self.roles.row_side == "x" else (self.y, self.x)
 
     @property
-    def tail(self) -> int:
+    def last_vectors(self) -> int:
         """Vectors of the last block of lanes, if they are fewer; 0 if it is a block as the others."""
         roles = self.roles
         return 0 if roles.lane_groups else ceil(roles.lane_channels / roles.lanes) % roles.vectors
@@ -262,7 +263,7 @@ class WeightGradient(Nest):
 
     def always_inside(self, axis: int) -> bool:
         """Whether every tap is inside x for all pixels along an axis."""
-        return all(ends[axis] == (0, self.boxes.sizes[axis]) for ends in self.taps.ranges.reach)
+        return all(ends[axis] == (0, self.boxes.sizes[axis]) for ends in self.taps.ranges.valid)
 
     @property
     def repairs(self) -> bool:
@@ -272,7 +273,7 @@ class WeightGradient(Nest):
     @property
     def ragged(self) -> bool:
         """Whether of a pair of pixels one may be outside x: a zero beside data, which makes NaN of an infinity."""
-        return self.roles.pairs and any(end % 2 for ends in self.taps.ranges.reach for end in ends[3])
+        return self.roles.pairs and any(end % 2 for ends in self.taps.ranges.valid for end in ends[3])
 
     @property
     def row_unit(self) -> str:
@@ -286,26 +287,26 @@ class WeightGradient(Nest):
         # written, which reach beyond the last pixel, and a square of them up to a vector of pixels beyond it.
         beyond = self.lanes * self.rows * self.block
         several = self.boxes.slices > 1
-        entries = 0 if self.prefetch is None else self.prefetch.size * (2 if self.sum == "float" else 1)
+        entries = 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)
         return (
             shared("sums", self.task_sums * self.tasks + beyond if several else 0),
-            own("x", self._packed(self.x)),
-            own("y", self._packed(self.y)),
-            own("accumulators", 0 if several else self.task_sums + beyond),
-            own("x_raw", self._raw(self.x)),
-            own("y_raw", self._raw(self.y)),
-            own("lines", entries),
+            per_thread("x", self._packed(self.x)),
+            per_thread("y", self._packed(self.y)),
+            per_thread("accumulators", 0 if several else self.task_sums + beyond),
+            per_thread("x_raw", self._raw(self.x)),
+            per_thread("y_raw", self._raw(self.y)),
+            per_thread("lines", entries),
         )
 
     def _packed(self, side: Side) -> int:
         """Elements of a packed side, and room beyond it."""
         if side.mode is Mode.ROWS:
-            return ceil((self.parts.row_part * side.pitch + 2 * self.lanes) / self.roles.width)
+            return ceil((self.parts.row_part * side.pitch + 2 * self.lanes) / self.roles.per_step)
         blocks = self.parts.lane_part if side.by_block else 1
         return (0 if side.mode is Mode.IN_PLACE else side.size * blocks) + self.lanes * side.pitch
 
     def _raw(self, side: Side) -> int:
         """Elements for pixels as they come, before they are copied as pairs."""
-        if not side.copies:
+        if not side.pairs_by_copy:
             return 0
-        return ceil((side.pixels + 2 * self.lanes + side.join[0]) * side.pitch / 2)
+        return ceil((side.pixels + 2 * self.lanes + side.pair[0]) * side.pitch / 2)

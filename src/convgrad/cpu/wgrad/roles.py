@@ -10,12 +10,14 @@ from ...dtypes import DTYPES
 from ..plan.axes import Axis, Shape, offsets, valid_range
 from ..plan.bits import (
     COPY,
+    FEW_PIXELS,
     HALF_COST,
     HALF_COST_PAIRS,
     IN_PLACE_POINTWISE,
     IN_PLACE_ROWS,
     IN_PLACE_SHORT,
     IN_PLACE_SPREAD,
+    PAIRS_FILLED,
     dots,
     fit_lane_groups,
     fitted,
@@ -24,7 +26,7 @@ from ..plan.bits import (
     row_steps,
 )
 from ..plan.records import LaneGroups, up
-from ..plan.tuning import WAY, sums_tile, tuning
+from ..plan.tuning import CACHE_WAY, sums_tile, tuning
 from ..target import LINE, Target
 from .records import Mode, Modes, Roles
 from .work import Work
@@ -86,14 +88,14 @@ def _by_images(shape: Shape) -> Shape:
     ends = [valid_range(o, row.stride, row.x, row.y) for o in offsets(row, True)]
     ranges = [(low, high) for low, high in ends if low < high]
     places = sum(2 * (ceil(high / 2) - low // 2) for low, high in ranges)
-    filled = sum(high - low for low, high in ranges) > 0.99 * places
+    filled = sum(high - low for low, high in ranges) > PAIRS_FILLED * places
     plain = [i for i, a in enumerate(outer) if a.plain and a.x % 2 == 0]
     unused = [i for i, a in enumerate(outer) if a.plain and a.x == 1]
     if filled or not plain or not unused:
         return shape
     images = outer[plain[-1]]
-    half = images.x // 2
-    outer[plain[-1]] = replace(images, x=half, y=half, x_step=2 * images.x_step, y_step=2 * images.y_step)
+    pairs = images.x // 2
+    outer[plain[-1]] = replace(images, x=pairs, y=pairs, x_step=2 * images.x_step, y_step=2 * images.y_step)
     del outer[unused[0]]
     return replace(shape, axes=(*outer, row, replace(images, x=2, y=2)))
 
@@ -126,7 +128,7 @@ def _row_side(work: Work) -> str:
     if work.taps > 1:
         pairs_in_place = work.pairs and "y" in _paired_in_place(work.axes[-1]) and not _row_packable(work, "x")
         return "y" if pairs_in_place else "x"
-    if p.n * prod(p.y) < 4096:
+    if p.n * prod(p.y) < FEW_PIXELS:
         return "y" if work.shape.w_channel[2] == 1 else "x"  # few pixels: results are written by vectors
     return "x" if p.cx >= p.cy else "y"  # the larger side need not be packed
 
@@ -171,13 +173,13 @@ def _few_rows(work: Work, lane_side: str) -> int:
         return IN_PLACE_ROWS
     if work.lanes * work.item < LINE:
         return IN_PLACE_SHORT
-    return IN_PLACE_SPREAD if gcd(_pixel_bytes(work, lane_side), WAY) <= 4 * LINE else IN_PLACE_POINTWISE
+    return IN_PLACE_SPREAD if gcd(_pixel_bytes(work, lane_side), CACHE_WAY) <= 4 * LINE else IN_PLACE_POINTWISE
 
 
 def same_sets(work: Work, side: str) -> bool:
     """Whether pixels of a side that are read one after another evict each other from the first-level cache."""
     step = _pixel_bytes(work, side)
-    return step != 0 and step % WAY == 0
+    return step != 0 and step % CACHE_WAY == 0
 
 
 def _pixel_bytes(work: Work, side: str) -> int:

@@ -30,8 +30,8 @@ def results(plan: WeightGradient) -> Results:
 class Place(NamedTuple):
     """What a task sums: its group, its first row, the row that its sides begin with, and its blocks of lanes.
 
-    The last part of the rows begins early, so that every part has the same number of them; what comes before its first
-    row is not its own.
+    The last part begins early, so that every part has the same number of rows: those from `first_row` up to `row` are
+    written by the part before it.
     """
 
     group: Value
@@ -68,7 +68,7 @@ def packers(m: Module, plan: WeightGradient) -> dict[str, Function]:
     found = {}
     for side in (plan.x, plan.y):
         if side.mode is not Mode.IN_PLACE:
-            lanes = n.lanes * (plan.roles.width if side.mode is Mode.ROWS else 1)
+            lanes = n.lanes * (plan.roles.per_step if side.mode is Mode.ROWS else 1)
             found[side.name] = pack_box(m, replace(n, lanes=lanes), side.pack, clear)
     return found
 
@@ -93,7 +93,7 @@ def pack_sides(
             continue
         to = addresses[side.name] = at[side.name]
         begin = [f.add(*(f.mul(begin[i], size) for i, size in terms)) for terms in side.starts]
-        raw = [at[f"{side.name}_raw"]] if side.copies else []
+        raw = [at[f"{side.name}_raw"]] if side.pairs_by_copy else []
         if not side.by_block:
             source = f.at(tensor, f.add(base, f.mul(here.first_row, side.channel[1])), storage)
             f.call(packer, source, to, *begin, side.at_once, *raw)

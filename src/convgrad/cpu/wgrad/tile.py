@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ..emit.prefetch import Fetch, prefetch_contiguous
-from ..emit.tile import Tile
+from ..emit.tile import Accumulators
 from ..ir.builder import Function, Module, Value
-from ..ir.vectors import size_of
-from ..target import LINE
+from ..ir.vectors import align_of
 from .records import Mode, WeightGradient
 from .sides import results
 
@@ -24,14 +23,16 @@ def tiles(m: Module, plan: WeightGradient, entries: str) -> tuple[Function, Func
     """
     if plan.roles.lane_groups:
         return group_tile(m, plan, entries), None
-    return tile(m, "tile", plan, plan.vectors), tile(m, "tile_tail", plan, plan.tail) if plan.tail else None
+    last = plan.last_vectors
+    return tile(m, "tile", plan, plan.vectors), tile(m, "tile_tail", plan, last) if last else None
 
 
 def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
     """A function that adds a box's products to one tile of so many vectors, for one tap.
 
-    (rows, lanes, sums, fresh, counts of each axis; then, of ragged pairs, which ends are odd; then, if it writes whole
-    sums, where to, lanes left, whether whole; then what it prefetches).
+    It takes both sides, the sums, whether they begin, and the pixels along each axis. If pairs are ragged, also which
+    ends are odd; if it writes whole sums itself, where to, how many lanes, and whether they are whole; and what it
+    prefetches.
     """
     ends = ["i:low", "i:high"] if plan.ragged else []
     direct = ["p:to", "i:left", "i:complete"] if plan.output.direct else []
@@ -40,9 +41,9 @@ def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
     counts, rest = rest[:4], rest[4:]
     odd, rest = rest[: len(ends)], rest[len(ends) :]
     fetch = None if plan.prefetch is None else Fetch(f, plan.prefetch, *rest[-2:])
-    target = _Target(f, plan, rest) if direct else None
-    if target is not None and plan.output.prefetch:
-        target.prefetch(vectors)
+    destination = _Destination(f, plan, rest) if direct else None
+    if destination is not None and plan.output.prefetch:
+        destination.prefetch(vectors)
     accumulators = _begin(f, plan, vectors, sums, fresh)
     products = _Products(f, plan, accumulators, (rows, lanes), counts)
     products.add(fetch)
@@ -52,11 +53,11 @@ def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
             accumulators.set([[_ZERO] * vectors] * plan.rows)
             _go_on(f, plan, accumulators, sums, fresh)
             products.add_inside(odd)
-    if target is None:
+    if destination is None:
         _end(f, plan, accumulators, sums)
         return f
-    branch = f.either(f.test("ne", target.complete, 0))
-    results(plan).store_rows(f, accumulators.values(), target.rows, target.left)
+    branch = f.either(f.test("ne", destination.complete, 0))
+    results(plan).store_rows(f, accumulators.values(), destination.rows, destination.left)
     f.otherwise(branch)
     _end(f, plan, accumulators, sums)
     f.join(branch)
@@ -66,7 +67,8 @@ def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
 def group_tile(m: Module, plan: WeightGradient, entries: str) -> Function:
     """The same where groups are side by side in the lanes: rows are taps, and channels of x within a group.
 
-    (x, y, sums, fresh, first tap, counts of each axis; then what it prefetches). Taps beyond the last repeat it.
+    It takes x, y, the sums, whether they begin, the first tap, the pixels along each axis, and what it prefetches. Taps
+    beyond the last repeat it.
     """
     if plan.roles.lane_groups is None:
         raise ValueError("there are no groups in the lanes of this plan")
@@ -80,8 +82,8 @@ def group_tile(m: Module, plan: WeightGradient, entries: str) -> Function:
     for i in range(taps):
         entry = f.load(f.at(entries, f.min(f.add(tap, i), last), "i64"), "i64", 8)
         shifted.append(f.at(x, entry, plan.sum))
-    walks = [(address, plan.x.steps, plan.sum) for address in shifted] + [(y, plan.y.steps, plan.sum)]
-    with _pixels(f, plan, counts, walks) as (here, _):
+    operands = [(address, plan.x.steps, plan.sum) for address in shifted] + [(y, plan.y.steps, plan.sum)]
+    with _pixels(f, plan, counts, operands) as (here, _):
         if fetch is not None:
             fetch.step()
         accumulators.add_tap_groups(here[:-1], here[-1], _align(plan), *plan.roles.lane_groups)
@@ -94,7 +96,7 @@ def _fetch(plan: WeightGradient) -> tuple[str, ...]:
     return () if plan.prefetch is None else ("p:base", "p:offsets")
 
 
-class _Target:
+class _Destination:
     """Where a tile writes whole sums itself: its rows in w, the lanes that are left, and whether sums are whole."""
 
     def __init__(self, f: Function, plan: WeightGradient, arguments: Sequence[str]) -> None:
@@ -114,18 +116,18 @@ class _Products:
     """The products of a box for one tap: addresses of the sides in rows and in lanes, and pixels along each axis."""
 
     def __init__(
-        self, f: Function, plan: WeightGradient, tile: Tile, addresses: tuple[str, str], counts: Sequence[Value]
+        self, f: Function, plan: WeightGradient, tile: Accumulators, addresses: tuple[str, str], counts: Sequence[Value]
     ) -> None:
         self.f, self.plan, self.tile, self.counts = f, plan, tile, counts
         row_side, lane_side = plan.sides
         (rows, lanes) = addresses
-        self.walks = [(rows, row_side.steps, plan.row_unit), (lanes, lane_side.steps, plan.sum)]
+        self.operands = [(rows, row_side.steps, plan.row_unit), (lanes, lane_side.steps, plan.sum)]
         self.offsets = [r * row_side.row_step for r in range(plan.rows)]
         self.align = plan.item if lane_side.mode is Mode.IN_PLACE else _align(plan)
 
     def add(self, fetch: Fetch | None) -> None:
         """Add all of them, and prefetch meanwhile."""
-        with _pixels(self.f, self.plan, self.counts, self.walks) as ((a, b), _):
+        with _pixels(self.f, self.plan, self.counts, self.operands) as ((a, b), _):
             if fetch is not None:
                 fetch.step()
             add = self.tile.add_pairs if self.plan.roles.pairs else self.tile.add_broadcast
@@ -134,7 +136,7 @@ class _Products:
     def add_inside(self, odd: Sequence[Value]) -> None:
         """Add those of pixels inside x alone: of the first and the last pair of a row, one may be outside."""
         f = self.f
-        with _pixels(f, self.plan, self.counts, self.walks) as ((a, b), i):
+        with _pixels(f, self.plan, self.counts, self.operands) as ((a, b), i):
             first = f.both(f.test("eq", i, 0), f.test("ne", odd[0], 0))
             last = f.both(f.test("eq", i, f.sub(self.counts[3], 1)), f.test("ne", odd[1], 0))
             second = f.op(f"select i1 {first}, i32 -65536, i32 -1")
@@ -145,37 +147,37 @@ class _Products:
         return [self.f.at(a, offset, self.plan.row_unit) for offset in self.offsets]
 
 
-Walk = tuple[str, Sequence[int], str]
+Operand = tuple[str, Sequence[int], str]
 """An address, elements between neighbouring pixels along each axis, and their type."""
 
 
 @contextmanager
 def _pixels(
-    f: Function, plan: WeightGradient, counts: Sequence[Value], walks: Sequence[Walk]
+    f: Function, plan: WeightGradient, counts: Sequence[Value], operands: Sequence[Operand]
 ) -> Iterator[tuple[list[str], Value]]:
-    """Walk over the pixels of a box, in order; gives the addresses at each, and its place along the last axis."""
+    """Step through the pixels of a box, in order; gives the addresses at each, and its place along the last axis."""
     with ExitStack() as stack:
-        now = [address for address, _, _ in walks]
+        now = [address for address, _, _ in operands]
         i: Value = 0
         for axis, count in enumerate(counts):
             i = 0
             if plan.boxes.box[axis] > 1 or not plan.always_inside(axis):
                 i = stack.enter_context(f.loop(0, count))
-                now = [f.at(p, f.mul(i, s[axis]), unit) for p, (_, s, unit) in zip(now, walks, strict=True)]
+                now = [f.at(p, f.mul(i, s[axis]), unit) for p, (_, s, unit) in zip(now, operands, strict=True)]
         yield now, i
 
 
 # The sums, between boxes.
 
 
-def _begin(f: Function, plan: WeightGradient, vectors: int, sums: str, fresh: Value) -> Tile:
+def _begin(f: Function, plan: WeightGradient, vectors: int, sums: str, fresh: Value) -> Accumulators:
     """A tile with the sums so far; `fresh` is 1 for the first box, whose sums begin at zero."""
-    tile = Tile(f, [[_ZERO] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
+    tile = Accumulators(f, [[_ZERO] * vectors for _ in range(plan.rows)], plan.lanes, plan.sum)
     _go_on(f, plan, tile, sums, fresh)
     return tile
 
 
-def _go_on(f: Function, plan: WeightGradient, tile: Tile, sums: str, fresh: Value) -> None:
+def _go_on(f: Function, plan: WeightGradient, tile: Accumulators, sums: str, fresh: Value) -> None:
     """Fill a tile of zeros with the sums so far."""
     with f.when(f.test("eq", fresh, 0)):
         for r, row in enumerate(tile.places):
@@ -184,7 +186,7 @@ def _go_on(f: Function, plan: WeightGradient, tile: Tile, sums: str, fresh: Valu
                 f.set(place, tile.kind, f.load(at, tile.kind, _align(plan)))
 
 
-def _end(f: Function, plan: WeightGradient, tile: Tile, sums: str) -> None:
+def _end(f: Function, plan: WeightGradient, tile: Accumulators, sums: str) -> None:
     """Keep the sums of a tile."""
     for r, row in enumerate(tile.values()):
         for v, value in enumerate(row):
@@ -193,5 +195,4 @@ def _end(f: Function, plan: WeightGradient, tile: Tile, sums: str) -> None:
 
 def _align(plan: WeightGradient) -> int:
     """What addresses of sums, and of packed vectors, are multiples of."""
-    size = plan.lanes * size_of(plan.sum)
-    return min(LINE, size & -size)
+    return align_of(plan.lanes, plan.sum)

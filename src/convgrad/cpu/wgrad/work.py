@@ -12,7 +12,10 @@ from ..target import Target
 
 
 class Work(NamedTuple):
-    """What is planned: a sum over pixels, its axes, and the machine. Only `assign_roles` changes the last two.
+    """What is planned: a sum over pixels, its axes, and the machine.
+
+    Only `assign_roles` changes it: the target, if vectors of half the width cost less; the shape, if groups are side by
+    side or images are paired; and the last two.
 
     `pointwise` says that it stands for a 1x1 convolution, `pairs` that pixels of bf16 are taken two at a time, and
     `image_pairs` that they are of two images.

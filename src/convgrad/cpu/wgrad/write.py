@@ -35,17 +35,18 @@ class _Writer(NamedTuple):
 def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
     """A function that writes a task's sums to w.
 
-    (sums, w, group, first row of its own, first row, lane blocks from, to, tiles from, to; then, to repair sums, x and
-    y). Where tiles write all sums themselves, nobody calls it, and LLVM drops it.
+    It takes the sums, w, the group, the first row that the task writes, its first row, its blocks of lanes, its tiles,
+    and x and y, to repair sums. Where tiles write all sums themselves, nobody calls it, and LLVM drops it.
     """
-    names = ["p:sums", "p:to", "i:group", "i:own", "i:first", "i:from", "i:until", "i:top", "i:bottom"]
+    names = ["p:sums", "p:to", "i:group", "i:first_own_row", "i:first_row"]
+    names += ["i:first_block", "i:last_block", "i:first_tile", "i:last_tile"]  # the last of each is not included
     repair = _repair_sums(m, plan) if plan.repairs else None
     f = m.function("write_sums", [*names, "p:x", "p:y"] if repair else names)
-    sums, to, group, own, first, lane_from, lane_until, top, bottom, *data = f.args
+    sums, to, group, first_own_row, first, first_block, last_block, first_tile, last_tile, *data = f.args
     w = _Writer(f, plan, results(plan), to, taps, _transpose(m, plan))
     group_step, row_step, lane_step = plan.output.strides
-    with f.loop(lane_from, lane_until) as block, f.loop(top, bottom) as t:
-        index = f.add(f.mul(f.sub(block, lane_from), plan.parts.tiles), t)
+    with f.loop(first_block, last_block) as block, f.loop(first_tile, last_tile) as t:
+        index = f.add(f.mul(f.sub(block, first_block), plan.parts.tiles), t)
         tile = f.at(sums, f.mul(index, plan.tile_sums), plan.sum)
         lanes = f.min(f.sub(plan.roles.lane_channels, f.mul(block, plan.block)), plan.block)
         if plan.output.writing is Writing.GROUPS:
@@ -54,7 +55,7 @@ def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
             _write_groups(w, tile, block, t, lanes)
         else:
             local = f.min(f.mul(t, plan.rows), plan.parts.row_part - plan.rows)
-            least = f.max(own, f.add(first, f.mul(t, plan.rows)))
+            least = f.max(first_own_row, f.add(first, f.mul(t, plan.rows)))
             row = f.add(f.mul(group, group_step), f.mul(f.add(first, local), row_step))
             corner = f.add(row, f.mul(f.mul(block, plan.block), lane_step))
             _prefetch(w, corner, lanes)

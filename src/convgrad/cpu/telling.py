@@ -1,19 +1,19 @@
-"""Plans told to a person: one function for each kind of nest, which reads only what it tells."""
+"""Plans told to a person: one function for each loop nest, listed in TELL, which reads only what it tells."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from math import prod
 from typing import Any
 
-from ..depthwise.records import ChannelsInLanes, PixelsInLanes
-from ..gather.records import Gather, TaskOrder
-from ..pack.weights import PackWeights
-from ..target import Target
-from ..wgrad.records import WeightGradient
-from .records import Made, up
+from .depthwise.records import ChannelsInLanes, PixelsInLanes
+from .gather.records import Gather, TaskOrder
+from .pack.weights import PackWeights
+from .plan.records import Made, up
+from .target import Target
+from .wgrad.records import WeightGradient
 
 Names = Mapping[str, str]  # of the tensors, by role
 
@@ -25,20 +25,13 @@ class Telling:
     nest: str
     how: str  # how a result comes about: a sentence without its full stop
     tile: str  # what is computed at a time
-    full: float  # the share of vector lanes that have something to do
+    lanes_used: float  # the share of vector lanes that have something to do
     tasks: str  # what threads take
 
 
 def tell(plan: Made, names: Names) -> Telling:
     """A plan in words, with the names of the tensors."""
-    if isinstance(plan, Gather):
-        return _gather(plan, names)
-    if isinstance(plan, WeightGradient):
-        return _weight_gradient(plan, names)
-    if isinstance(plan, ChannelsInLanes):
-        return _channels(plan, names)
-    assert isinstance(plan, PixelsInLanes)
-    return _pixels(plan, names)
+    return TELL[plan.nest](plan, names)
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -47,7 +40,7 @@ def _gather(plan: Gather, names: Names) -> Telling:
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
     phases = prod(axis_map.out_stride for axis_map in cut.maps)
     if phases > 1:
-        how += f"; the stride divides the pixels into {phases} kinds, each meeting only its own part of the kernel"
+        how += f"; the stride divides the pixels into {phases} kinds, each using only its own part of the kernel"
     columns = f"{plan.block} channels"
     if fold is not None:
         columns = f"{prod(fold.factors)} neighbours with {fold.channels} channels each"
@@ -106,6 +99,14 @@ def _sums(vectors: int, lanes: int, what: str = "sums") -> str:
     return f"{vectors} vector{'s' if vectors > 1 else ''} of {lanes} {what} in registers"
 
 
+TELL: Mapping[str, Callable[[Any, Names], Telling]] = {
+    Gather.nest: _gather,
+    WeightGradient.nest: _weight_gradient,
+    ChannelsInLanes.nest: _channels,
+    PixelsInLanes.nest: _pixels,
+}
+"""By loop nest, as the registry names it. A new nest has a function here, and words below for its fields."""
+
 WORDS = {
     "Boxes.box": "pixels that are packed and summed at a time, along each axis",
     "Boxes.sizes": "pixels of y, along each axis",
@@ -144,7 +145,7 @@ WORDS = {
     "Side.channel": "elements between groups, and between channels",
     "Side.channels": "channels in a group",
     "Side.in_stride": "coordinates between neighbouring y, along each axis",
-    "Side.join": "pixels between those of a pair, and between pairs",
+    "Side.pair": "pixels between those of a pair, and between pairs",
     "Side.low": "coordinate of the first packed pixel, along each axis",
     "Side.mode": "how tiles read it",
     "Side.name": "its name in the sum",
@@ -190,7 +191,7 @@ WORDS = {
     "kernel": "size of the kernel, along each axis",
     "lanes": "numbers in a vector",
     "low": "coordinate of the first packed input, along each axis",
-    "maps": "how results walk over the input, along each axis",
+    "maps": "which inputs results read, along each axis",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
     "packs": "how each axis of the input is packed",
