@@ -14,6 +14,9 @@ import pytest
 # NumPy is imported, in processes that tests start, too.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
+# Tests start many processes, which need not compile every source anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # The same examples every time, so that a red test is red again; HYPOTHESIS_PROFILE=search looks for new ones.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)

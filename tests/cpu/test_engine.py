@@ -39,6 +39,7 @@ def test_random_problems(name: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["halves", "without halves", "vector of 3", "native in small caches"])
 def test_sizes_with_a_reason(target: str) -> None:
     declined, failures = run(target, list(NAMED.values()))

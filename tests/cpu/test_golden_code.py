@@ -48,6 +48,7 @@ def test_the_code_is_as_it_was() -> None:
     assert not found, golden.report(looked_at, found)
 
 
+@pytest.mark.slow
 def test_the_golden_problems_walk_every_path() -> None:
     left = dict(PATHS)
     for team in (1, 8):

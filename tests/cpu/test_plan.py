@@ -225,6 +225,7 @@ def lane_groups(plan: Made | Declined) -> tuple[int, int] | None:
     return plan.roles.lane_groups if isinstance(plan, WeightGradient) else None
 
 
+@pytest.mark.slow
 def test_groups_side_by_side_are_whole_in_each_vector() -> None:
     found = 0
     for width, groups, channels, wanted in product(range(8, 68, 4), range(2, 8), range(1, 9), "yw"):

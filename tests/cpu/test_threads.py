@@ -593,6 +593,7 @@ print("good")
 
 
 @linux
+@pytest.mark.slow
 @pytest.mark.parametrize("pauses", [0, 20_000])
 def test_threads_that_slept_may_use_all_cpus_again(pauses):
     """Even if whoever woke them was held up in the middle of it, and they went on meanwhile."""

@@ -16,6 +16,7 @@ from convgrad.cpu.plan import bits, tuning
 from convgrad.cpu.target import Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .machines import AVX2, AVX512, BASELINE, HALVES, MACHINES, NEON
 from .problems import however_small, targets
@@ -77,8 +78,11 @@ def computed(p: Problem, target: Target, team: int = 3) -> tuple[bytes, str]:
     return places[p.wanted].tobytes(), kernel.write(made.plan)
 
 
+SAMPLED = ["native in small caches", "halves", "avx2 in small caches"]
+
+
 @pytest.mark.usefixtures("_fresh")
-@pytest.mark.parametrize("name", ["native in small caches", "halves", "avx2 in small caches"])
+@pytest.mark.parametrize("name", slow_but(["native in small caches"], SAMPLED))
 def test_a_row_of_the_table_never_changes_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name not in TARGETS:
         pytest.skip(f"this machine has no {name}")
