@@ -47,12 +47,15 @@ def _gather(plan: Gather, names: Names) -> Telling:
     tile = f"{plan.rows} pixels x {columns}: {_sums(plan.rows * plan.vectors, plan.lanes)}"
     if cut.short_rows:
         tile += f"; {cut.short_rows} pixels at a time where fewer are left"
+    return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), _gather_tasks(plan))
+
+
+def _gather_tasks(plan: Gather) -> str:
+    """What tasks of a gather are."""
     if plan.task.order is TaskOrder.CHANNEL:
-        tasks = f"{_tasks(plan)}, each a block of channels for all pixels"
-    else:
-        part = " and a part of the channels" if plan.task.parts > 1 else ""
-        tasks = f"{_tasks(plan)}, each a box of at most {prod(cut.region)} pixels{part}"
-    return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
+        return f"{_tasks(plan)}, each a block of channels for all pixels"
+    part = " and a part of the channels" if plan.task.parts > 1 else ""
+    return f"{_tasks(plan)}, each a box of at most {prod(plan.cut.region)} pixels{part}"
 
 
 def _weight_gradient(plan: WeightGradient, names: Names) -> Telling:

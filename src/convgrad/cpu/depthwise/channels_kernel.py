@@ -37,12 +37,7 @@ def write(plan: ChannelsInLanes) -> str:
     if plan.layer.wanted == "w":
         return channels_weights.write(plan)
     m = Module()
-    phases = [p for p in product(*(axis.segments for axis in plan.maps)) if all(s.start < s.stop for s in p)]
-    windows = [Window(plan, segments) for segments in phases]
-    tiles = [
-        TilePair(_tile(m, f"tile{i}", window, masked=False), _tile(m, f"tile{i}_masked", window, masked=True))
-        for i, window in enumerate(windows)
-    ]
+    tiles = _tiles(m, plan)
     tap_weights = m.table("tap_weights", plan.layer.tap_offsets)
 
     frame = Frame(m, plan.buffers, plan.sum)
@@ -52,13 +47,23 @@ def write(plan: ChannelsInLanes) -> str:
         q0, q1, part = f.split(task, [counts[0], counts[1], -(-counts[2] // plan.task_rows)])
         low = f.mul(part, plan.task_rows)
         high = f.min(f.add(low, plan.task_rows), counts[2])
-        for window, pair in zip(windows, tiles, strict=True):
+        for window, pair in tiles:
             s0, s1, s2, s3 = window.segments
             with f.when(f.both(f.test("slt", q0, s0.stop), f.test("slt", q1, s1.stop))):
                 stop = f.min(high, s2.stop)
                 with f.loop(low, stop, plan.rows) as q2, f.loop(0, s3.stop, plan.vectors) as q3:
                     _compute(frame, window, pair, (q0, q1, q2, q3), stop)
     return frame.end(stream=plan.stream)
+
+
+def _tiles(m: Module, plan: ChannelsInLanes) -> list[tuple[Window, TilePair]]:
+    """What each phase with results reads, and its tiles."""
+    phases = [p for p in product(*(axis.segments for axis in plan.maps)) if all(s.start < s.stop for s in p)]
+    windows = [Window(plan, segments) for segments in phases]
+    return [
+        (window, TilePair(_tile(m, f"tile{i}", window, masked=False), _tile(m, f"tile{i}_masked", window, masked=True)))
+        for i, window in enumerate(windows)
+    ]
 
 
 def _pack_weights(frame: Frame, plan: ChannelsInLanes, tap_weights: str) -> None:

@@ -8,6 +8,7 @@ rows of the tile that need it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..emit.frame import Frame
 from ..emit.store import Results
@@ -17,32 +18,52 @@ from ..ir.vectors import fma, size_of, splat
 from .records import PixelsInLanes
 
 
+class _Functions(NamedTuple):
+    """What an image is computed with."""
+
+    inputs: Elements
+    results: Elements
+    tap_weights: str  # table of the taps' places in w
+    pack: Function
+    tiles: dict[int, Function]  # by rows
+
+
 def write(plan: PixelsInLanes) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    layer, source, result = plan.layer, plan.source, plan.result
-    elements, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
-    tap_weights = m.table("tap_weights", layer.tap_offsets)
-    pack = _pack_image(m, plan, elements)
-    height = result.sizes[1]
-    heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
-    tiles = {rows: _tile(m, plan, out, rows) for rows in heights if rows <= height}
-
+    functions = _functions(m, plan)
     frame = Frame(m, plan.buffers, plan.sum)
-    f, at = frame.f, frame.at
-    inputs, results = (frame.tensors[name] for name in ("xy" if layer.wanted == "y" else "yx"))
+    f, images = frame.f, plan.images * plan.layer.channels
     with frame.items("first", plan.tasks) as task:
         first = f.mul(task, plan.task_images)
-        with f.loop(first, f.min(f.add(first, plan.task_images), plan.images * layer.channels)) as index:
-            image, channel = f.split(index, [plan.images, layer.channels])
-            _widen_weights(frame, plan, elements, tap_weights, channel)
-            read, place = (
-                f.add(*(f.mul(i, s) for i, s in zip((image, channel), t.strides, strict=True)))
-                for t in (source, result)
-            )
-            f.call(pack, f.at(inputs, read, elements.storage), at["packed"])
-            _compute(frame, plan, tiles, f.at(results, place, out.storage), out.storage)
+        with f.loop(first, f.min(f.add(first, plan.task_images), images)) as index:
+            _image(frame, plan, functions, index)
     return frame.end()
+
+
+def _functions(m: Module, plan: PixelsInLanes) -> _Functions:
+    """Write the functions of a plan."""
+    layer, height = plan.layer, plan.result.sizes[1]
+    inputs, out = (Elements(t, plan.lanes, plan.sum, layer.converts_f16) for t in (layer.dtype, layer.out_dtype))
+    tap_weights = m.table("tap_weights", layer.tap_offsets)
+    pack = _pack_image(m, plan, inputs)
+    heights = [rows for rows in (plan.rows, height % plan.rows) if rows]
+    tiles = {rows: _tile(m, plan, out, rows) for rows in heights if rows <= height}
+    return _Functions(inputs, out, tap_weights, pack, tiles)
+
+
+def _image(frame: Frame, plan: PixelsInLanes, functions: _Functions, index: Value) -> None:
+    """Pack and compute an image of one channel."""
+    f, layer, elements, out = frame.f, plan.layer, functions.inputs, functions.results
+    inputs, results = (frame.tensors[name] for name in ("xy" if layer.wanted == "y" else "yx"))
+    image, channel = f.split(index, [plan.images, layer.channels])
+    _widen_weights(frame, plan, elements, functions.tap_weights, channel)
+    read, place = (
+        f.add(*(f.mul(i, s) for i, s in zip((image, channel), t.strides, strict=True)))
+        for t in (plan.source, plan.result)
+    )
+    f.call(functions.pack, f.at(inputs, read, elements.storage), frame.at["packed"])
+    _compute(frame, plan, functions.tiles, f.at(results, place, out.storage), out.storage)
 
 
 def _widen_weights(frame: Frame, plan: PixelsInLanes, n: Elements, tap_weights: str, channel: Value) -> None:

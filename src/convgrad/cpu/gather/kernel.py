@@ -59,11 +59,8 @@ class _Functions:
 
 def _functions(m: Module, plan: Gather) -> _Functions:
     """Write the functions of a plan."""
-    layer, cut, pairs = plan.layer, plan.cut, plan.sums.pairs
-    inputs = Elements(layer.dtype, plan.lanes, plan.sum, layer.converts_f16)
-    rounded = Elements(layer.out_dtype, plan.lanes, plan.sum, layer.converts_f16, pairs and not layer.accumulate)
-    results = Results(rounded, layer.accumulate, plan.output.stream)
-    moved = replace(inputs, sum="i16") if pairs else inputs
+    cut, (inputs, results) = plan.cut, _elements(plan)
+    moved = replace(inputs, sum="i16") if plan.sums.pairs else inputs
     clear = zero(m, moved)
     tap_table = m.table("tap_table", [number for pair in cut.tap_table for number in pair])
     tap_offsets = m.table("tap_offsets", plan.weights.tap_offsets)
@@ -79,6 +76,15 @@ def _functions(m: Module, plan: Gather) -> _Functions:
         {rows: _tiles(m, plan, results, rows) for rows in (cut.rows, cut.short_rows) if rows},
         _finish(m, plan, results),
     )
+
+
+def _elements(plan: Gather) -> tuple[Elements, Results]:
+    """How inputs are read and results are written."""
+    layer = plan.layer
+    inputs = Elements(layer.dtype, plan.lanes, plan.sum, layer.converts_f16)
+    rounds = plan.sums.pairs and not layer.accumulate
+    rounded = Elements(layer.out_dtype, plan.lanes, plan.sum, layer.converts_f16, rounds)
+    return inputs, Results(rounded, layer.accumulate, plan.output.stream)
 
 
 def _pack_box(m: Module, plan: Gather, moved: Elements, clear: Function) -> Function:

@@ -318,25 +318,39 @@ def _next_weights(layer: Layer, tile: Tile, sums: Sums, boxes: int, steps: int) 
 
 def reasons(plan: Gather) -> tuple[str, ...]:
     """Why the plan is as it is, for a person."""
-    layer, tile, sums, task = plan.layer, plan.tile, plan.sums, plan.task
-    results = prod(tile.fold.factors) if tile.fold else 0
-    groups = tile.lanes // tile.lane_groups.outputs if tile.lane_groups else 0
+    sums, folded = plan.sums, plan.tile.fold is not None
     parts = sums.chunks > 1
     cause = "channels are summed in parts, whose weights fit in a cache" if parts else "their channels are strided"
-    by_channel = task.order is TaskOrder.CHANNEL
     told = [
-        (results, f"{results} neighbouring results side by side in a vector"),
-        (tile.target.half_width, half_width_text(tile.lanes, layer.cout)),
-        (groups, f"{groups} groups side by side in a vector"),
+        *_reasons_of_lanes(plan.layer, plan.tile),
         (sums.pairs, "products of bf16 two at a time (avx512_bf16)"),
         (plan.source.in_place, "the input is read where it lies: no padding, channels contiguous, no conversion"),
-        (plan.output.staged and not results, f"results wait in a buffer: {cause}"),
-        (any(plan.cut.borders), "pixels at the border leave out the taps that meet only padding"),
-        (task.weights is WeightPacking.THREAD_ALL, "each thread packs all weights for itself"),
-        (by_channel, "each block of channels has its weights packed by the thread that takes it"),
-        (task.groups > 1 and not by_channel, f"{task.groups} groups in a task"),
+        (plan.output.staged and not folded, f"results wait in a buffer: {cause}"),
+        *_reasons_of_tasks(plan.cut, plan.task),
         (plan.output.stream, "results go past the caches, which they exceed"),
         (plan.prefetch, "the input of the next box is fetched while one is computed"),
         (plan.weights_step, "so are the next weights"),
     ]
     return tuple(text for holds, text in told if holds)
+
+
+def _reasons_of_lanes(layer: Layer, tile: Tile) -> list[tuple[object, str]]:
+    """What the lanes hold."""
+    results = prod(tile.fold.factors) if tile.fold else 0
+    groups = tile.lanes // tile.lane_groups.outputs if tile.lane_groups else 0
+    return [
+        (results, f"{results} neighbouring results side by side in a vector"),
+        (tile.target.half_width, half_width_text(tile.lanes, layer.cout)),
+        (groups, f"{groups} groups side by side in a vector"),
+    ]
+
+
+def _reasons_of_tasks(cut: Cut, task: Task) -> list[tuple[object, str]]:
+    """What tasks are."""
+    by_channel = task.order is TaskOrder.CHANNEL
+    return [
+        (any(cut.borders), "pixels at the border leave out the taps that meet only padding"),
+        (task.weights is WeightPacking.THREAD_ALL, "each thread packs all weights for itself"),
+        (by_channel, "each block of channels has its weights packed by the thread that takes it"),
+        (task.groups > 1 and not by_channel, f"{task.groups} groups in a task"),
+    ]

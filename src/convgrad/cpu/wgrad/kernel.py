@@ -55,16 +55,8 @@ class _Block(NamedTuple):
 def write(plan: WeightGradient) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
-    packer = packers(m, plan)
-    entries = m.table("tap_entries", plan.taps.entries)
-    weights = m.table("tap_weights", plan.taps.weights)
-    ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.valid for ends in tap for end in ends])
-    body, last = tiles(m, plan, entries)
-    writer = write_sums(m, plan, weights)
-
-    frame = Frame(m, plan.buffers, plan.sum)
-    tensors = {name: frame.tensors[role] for name, role in zip("xyw", plan.tensors.names, strict=True)}
-    k = _Kernel(plan, frame, tensors, packer, body, last, writer, entries, ranges)
+    k = _kernel(m, plan)
+    frame = k.frame
     if plan.prefetch is not None:
         frame.list_lines(plan.prefetch)
     with frame.items("first", plan.tasks) as task:
@@ -74,6 +66,20 @@ def write(plan: WeightGradient) -> str:
         with frame.items("second", plan.units * plan.parts.tiles) as item:
             _add_slices(k, item)
     return frame.end(stream=plan.output.stream)
+
+
+def _kernel(m: Module, plan: WeightGradient) -> _Kernel:
+    """Write the functions and the tables that the loops use."""
+    packer = packers(m, plan)
+    entries = m.table("tap_entries", plan.taps.entries)
+    weights = m.table("tap_weights", plan.taps.weights)
+    ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.valid for ends in tap for end in ends])
+    body, last = tiles(m, plan, entries)
+    writer = write_sums(m, plan, weights)
+
+    frame = Frame(m, plan.buffers, plan.sum)
+    tensors = {name: frame.tensors[role] for name, role in zip("xyw", plan.tensors.names, strict=True)}
+    return _Kernel(plan, frame, tensors, packer, body, last, writer, entries, ranges)
 
 
 def _sum_task(k: _Kernel, task: Value) -> None:
@@ -136,13 +142,12 @@ def _sum_block(k: _Kernel, here: Place, box: _Box, number: Value) -> None:
 
 def _sum_taps(k: _Kernel, here: Place, box: _Box, block: _Block, t: Value) -> None:
     """Add the products of a box to the sums of tile t of a block, tap by tap."""
-    f, plan, taps = k.frame.f, k.plan, len(k.plan.taps.weights)
+    f, plan = k.frame.f, k.plan
     row_side, _ = plan.sides
     row = f.min(f.mul(t, plan.rows), plan.parts.row_part - plan.rows)
-    with f.loop(0, taps) as tap:
+    with f.loop(0, len(plan.taps.weights)) as tap:
         entry = f.load(f.at(k.entries, tap, "i64"), "i64", 8)
-        index = f.add(f.mul(f.add(f.mul(block.local, plan.parts.tiles), t), taps), tap)
-        sums = f.at(box.sums, f.mul(index, plan.rows * plan.block), plan.sum)
+        index, sums = _tile_sums(k, box, block, t, tap)
         x_at, y_at, counts, odd = _inside(k, box, tap)
         x_at = f.add(x_at, entry)
         row_at, lane_at = (x_at, y_at) if row_side is plan.x else (y_at, x_at)
@@ -152,6 +157,13 @@ def _sum_taps(k: _Kernel, here: Place, box: _Box, block: _Block, t: Value) -> No
         last = f.test("eq", block.number, plan.roles.blocks - 1)
         arguments = (rows, lanes, sums, box.first, *counts, *odd, *destination, *_lines(k, box, index))
         f.call_either(last, k.last_tile, k.tile, *arguments)
+
+
+def _tile_sums(k: _Kernel, box: _Box, block: _Block, t: Value, tap: Value) -> tuple[Value, str]:
+    """The number of the call of a tile in its box, for tile t of a block and a tap, and where its sums are."""
+    f, plan = k.frame.f, k.plan
+    call = f.add(f.mul(f.add(f.mul(block.local, plan.parts.tiles), t), len(plan.taps.weights)), tap)
+    return call, f.at(box.sums, f.mul(call, plan.rows * plan.block), plan.sum)
 
 
 def _destination(k: _Kernel, here: Place, block: _Block, row: Value, whole: Value) -> list[Value]:
