@@ -23,6 +23,8 @@ from convgrad.spec.descriptors import Descriptor, read
 from convgrad.spec.problem import Problem
 from marks import slow_but
 
+from .machines import AVX512
+from .named import NAMED
 from .problems import DTYPE_NAMES, numbered, targets
 
 TARGETS = targets()
@@ -372,3 +374,28 @@ def test_small_caches_try_everything() -> None:
     if TARGETS["native"].triple.startswith("x86_64"):
         gathers = [plan for plan in plans if isinstance(plan, Gather)]
         assert sum(plan.output.stream for plan in gathers) > len(gathers) // 4
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_steps_of_a_plan_have_lanes_for_all_products(name: str) -> None:
+    found = set()
+    for p in [*DRAWN, *map(Problem.parse, NAMED.values())]:
+        plan = make_plan(p, REAL[name], 3)
+        if isinstance(plan, Declined):
+            continue
+        found.add(plan.nest)
+        assert 2 * plan.steps * plan.lanes >= p.flops, p
+        assert plan.estimate == plan.steps / plan.threads
+    assert found == {"gather", "wgrad", "depthwise channels", "depthwise pixels"}
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("w f32 n4 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc", 4 * 56 * 56 * 9 * 64 * 4),
+        ("y f32 n2 g32 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc", 2 * 28 * 28 * 9 * 2),
+        ("x f32 n2 g32 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1", 2 * 32 * 28 * 9 * 2),
+    ],
+)
+def test_steps_of_layers_that_fill_vectors(text: str, steps: int) -> None:
+    assert make_plan(Problem.parse(text), AVX512, 2).steps == steps

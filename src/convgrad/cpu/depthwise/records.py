@@ -134,6 +134,12 @@ class ChannelsInLanes(Depthwise):
         return self.counts[0] * self.counts[1] * ceil(self.counts[2] / self.task_rows)
 
     @property
+    def steps(self) -> float:
+        """Steps of all threads: of a strided gradient each result uses the taps of its phase only."""
+        pixels = prod(ceil(m.out / m.out_stride) for m in self.maps)
+        return len(self.layer.tap_offsets) * pixels * ceil(self.layer.channels / self.lanes)
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         weights = len(self.layer.tap_offsets) * self.pitch
@@ -178,6 +184,13 @@ class PixelsInLanes(Depthwise):
     def tasks(self) -> int:
         """Tasks: some images, one after another."""
         return ceil(self.images * self.layer.channels / self.task_images)
+
+    @property
+    def steps(self) -> float:
+        """Steps of all threads: rows are computed in whole vectors."""
+        *outer, width = self.result.sizes
+        images = self.images * self.layer.channels
+        return images * len(self.layer.tap_offsets) * prod(outer) * ceil(width / self.lanes)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -282,12 +282,12 @@ class Gather(Nest):
             return self.layer.groups * self.tile.blocks
         return self.group_parts * self.cut.boxes * self.task.parts
 
-    # What follows from several records.
-
     @property
-    def estimate(self) -> float:
-        """Steps of each thread: a step is a vector times one channel, added to a sum. For comparisons, not a time."""
-        return self.cut.steps / self.threads
+    def steps(self) -> float:
+        """Steps of all threads, by which the boxes were chosen."""
+        return self.cut.steps
+
+    # What follows from several records.
 
     @property
     def group_parts(self) -> int:

@@ -155,6 +155,18 @@ class Nest:
         raise NotImplementedError
 
     @property
+    def steps(self) -> float:
+        """Steps of the tiles, of all threads: a step adds a vector of products to a vector of sums. Where the plan was
+        chosen by what packing takes, that is counted, too.
+        """
+        raise NotImplementedError
+
+    @property
+    def estimate(self) -> float:
+        """Steps of each thread, to compare plans of one machine. It is not a time: a pair of bf16 is two steps."""
+        return self.steps / self.threads
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         raise NotImplementedError

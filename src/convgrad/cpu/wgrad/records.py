@@ -245,6 +245,13 @@ class WeightGradient(Nest):
         return self.units * self.boxes.slices
 
     @property
+    def steps(self) -> float:
+        """Steps of all threads: every tile runs over all pixels, for each of its taps."""
+        roles, parts = self.roles, self.parts
+        tiles = roles.groups * roles.blocks * parts.row_parts * parts.tiles
+        return tiles * self.tile_taps * parts.rows * roles.vectors * prod(self.boxes.sizes)
+
+    @property
     def tile_taps(self) -> int:
         """Taps whose sums are kept one after another for each place of a tile; with groups in the lanes they are rows
         of the tile.
