@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     refusals: tuple[Refusal, ...]
 
 
-class Way(NamedTuple):
+class Planned(NamedTuple):
     """How a problem would be computed: the back end, its plan, and why those before it do not take it."""
 
     backend: Backend
@@ -53,13 +53,13 @@ def choose(problem: Problem, device: Device = HOST, only: str = "") -> Choice:
     raise _refused(refusals, device)
 
 
-def explain(problem: Problem, device: Device = HOST) -> Way:
+def explain(problem: Problem, device: Device = HOST) -> Planned:
     """How a problem is computed with the present setting."""
     refusals: list[Refusal] = []
     for backend in _on(device):
         found = backend.plan(problem, device)
         if not isinstance(found, Refusal):
-            return Way(backend, found, tuple(refusals))
+            return Planned(backend, found, tuple(refusals))
         refusals.append(found)
     raise _refused(refusals, device)
 

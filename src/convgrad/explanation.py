@@ -15,7 +15,7 @@ from . import engine
 from .cpu import backend as cpu
 from .cpu.threads.count import get_num_threads
 from .dtypes import DTYPES
-from .engine import Way
+from .engine import Planned
 from .spec import OPS, Problem
 from .spec.problem import Ints, extent, window_sizes
 from .spec.table import CONV_AXES, DATA_AXES, TRANSPOSE_AXES, Op
@@ -127,19 +127,19 @@ def shapes(cases: Sequence[Case], width: int) -> list[str]:
 
 def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     """The work, who does it and how, and what it costs."""
-    p, way = case.problem, engine.explain(case.problem)
+    p, planned = case.problem, engine.explain(case.problem)
     result = case.names[p.wanted]
     lines = [f"{result} = {case.op.kind}({', '.join(case.given)})"]
     rows = [("work", _work(case))]
     data = f"{bytes_text(p.bytes)} in the three tensors"
     if p.bytes:
         data += f", {_round(p.flops / p.bytes)} FLOP per byte"
-    if way.backend is not cpu:
-        rows.append(("where", _elsewhere(way)))
+    if planned.backend is not cpu:
+        rows.append(("where", _elsewhere(planned)))
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
     from .cpu import telling
 
-    plan = way.plan
+    plan = planned.plan
     told = telling.tell(plan, case.names)
     target = cpu.machine()
     machine = f"CPU, {TARGETS.get(target.name, target.name)} ({target.cpu})"
@@ -158,7 +158,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
 
 def facts(case: Case) -> dict[str, Any]:
     """The same for machines."""
-    p, way = case.problem, engine.explain(case.problem)
+    p, planned = case.problem, engine.explain(case.problem)
     tensors = {
         case.names[role]: {
             "role": role,
@@ -193,16 +193,18 @@ def facts(case: Case) -> dict[str, Any]:
         "flops_per_byte": round(p.flops / p.bytes, 3) if p.bytes else 0.0,
         "padding_share": round(_padding_share(p), 6),
         "unreached": _unreached(p),
-        "engine": way.backend.name,
+        "engine": planned.backend.name,
         "target": _target(),
         "threads_there": get_num_threads(),
     }
-    if way.backend is not cpu:
-        why, instead = ("; ".join(filter(None, words)) for words in zip(*(r[1:] for r in way.refusals), strict=True))
+    if planned.backend is not cpu:
+        why, instead = (
+            "; ".join(filter(None, words)) for words in zip(*(r[1:] for r in planned.refusals), strict=True)
+        )
         return found | {"reason": why, "instead": instead}
     from .cpu import telling
 
-    plan, told = way.plan, telling.tell(way.plan, case.names)
+    plan, told = planned.plan, telling.tell(planned.plan, case.names)
     return found | {
         "threads": plan.threads,
         "nest": told.nest,
@@ -216,11 +218,13 @@ def facts(case: Case) -> dict[str, Any]:
     }
 
 
-def _elsewhere(way: Way) -> str:
+def _elsewhere(planned: Planned) -> str:
     """Who else computes, and why the CPU's kernels do not."""
-    who = "NumPy reference, on one thread" if way.plan is None else f"{way.backend.name}, {way.plan}"
-    text = "; ".join([f"{who}: {way.refusals[0].reason}" if way.refusals else who, *map(str, way.refusals[1:])])
-    instead = [refusal.instead for refusal in way.refusals if refusal.instead]
+    who = "NumPy reference, on one thread" if planned.plan is None else f"{planned.backend.name}, {planned.plan}"
+    text = "; ".join(
+        [f"{who}: {planned.refusals[0].reason}" if planned.refusals else who, *map(str, planned.refusals[1:])]
+    )
+    instead = [refusal.instead for refusal in planned.refusals if refusal.instead]
     return f"{text}; the CPU's kernels would take {'; '.join(instead)}" if instead else text
 
 

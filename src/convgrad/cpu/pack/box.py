@@ -1,6 +1,6 @@
 """What a packer is told: how a box of a tensor lies there, and how it is to lie in a buffer; and which packer that is.
 
-No code is written here, so that planners can ask for the packer as well.
+No code is written here.
 """
 
 from __future__ import annotations
