@@ -60,7 +60,7 @@ def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> Til
     second = tuned.gather.second_tile
     price = 4 * second if tile.last_vectors else second  # a second tile is two more functions if a block is narrower
     if tile.lane_groups:
-        price = 1e9  # it would never be worth it
+        price = 1e9  # a share that nothing saves: there is none
     last = layer.axes[-1]
     spread = abs(last.x_step) * last.stride * layer.out_size if max(layer.out_strides) > 1 else 0
     evenly_spaced = {} if tile.lane_groups else even_steps(tile.target, tile.vectors, 0 if output.staged else spread)

@@ -27,6 +27,7 @@ from .box import PackBox
 from .transpose import square
 
 ROW = ("p:row", "p:to", "i:first", "i:channels")
+UNROLL = 4  # vectors of two pixels that are interleaved in one go. Origin not recorded
 
 
 def pair_channels(m: Module, n: Elements, box: PackBox) -> Function:
@@ -88,7 +89,7 @@ class _PairChannels(NamedTuple):
 
     def _wholly(self, count: Value, pixels: list[str], entry: str) -> None:
         """So many elements of two pixels that both lie in the tensor."""
-        each_vector(self.f, self.n, count, 4, lambda c, mask: self._interleave(c, pixels, entry, (mask, mask)))
+        each_vector(self.f, self.n, count, UNROLL, lambda c, mask: self._interleave(c, pixels, entry, (mask, mask)))
 
     def _partly(self, inside: list[str], pixels: list[str], entry: str) -> None:
         """An entry with a pixel that may lie outside: then it is zero, and nothing of it is read."""

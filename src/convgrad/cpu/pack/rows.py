@@ -21,7 +21,8 @@ from .pairs import ROW, pair_channels, pair_copied, pair_pixels
 from .transpose import interleaved, square, square_of_images, thinned
 
 BOX = ("p:from", "p:to", "i:s0", "i:s1", "i:s2", "i:s3", "i:channels")
-FEW = 8  # runs of a row, or vectors of one, that are written out without a loop
+FEW = 8  # runs of a row, or vectors of one, that are written out without a loop. Origin not recorded
+UNROLL = 8  # vectors of a pixel that are copied in one go. Origin not recorded
 
 
 def zero(m: Module, n: Elements, name: str = "zero") -> Function:
@@ -159,7 +160,7 @@ def _copy(f: Function, n: Elements, source: str, to: str, count: Value) -> None:
     def move(c: Value, mask: str | None) -> None:
         f.store(n.load(f, f.at(source, c, n.storage), mask), f.at(to, c, n.sum), n.vector, size_of(n.sum))
 
-    each_vector(f, n, count, 8, move)
+    each_vector(f, n, count, UNROLL, move)
 
 
 def _transpose(f: Function, n: Elements, box: PackBox, chosen: Packer, ends: tuple[Value, Value]) -> None:

@@ -61,8 +61,8 @@ BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay 
 FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
 FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded
 
-# w: which sides are read in place says how many pixels are in a box, and so does what is packed. Measured, unless it is
-# said that no origin is recorded.
+# w: which sides are read in place says how many pixels are in a box, and so does what is packed. Said to be
+# measured, unless a line says that no origin is recorded.
 
 POINTWISE_VECTORS = 4  # a 1x1 convolution is a sum over channels if its pixels fill so many. Not recorded
 POINTWISE_FILLED = 0.95  # and if so much of their lanes is filled. Origin not recorded

@@ -21,7 +21,7 @@ from .axes import Axis, axis_maps, longest, reach
 from .records import pieces, up
 from .tuning import Tuning, shorter
 
-MANY_PHASES = 64  # of so many, none is looked at closely: planning would take long
+MANY_PHASES = 64  # of so many, none is looked at closely: planning would take long. Origin not recorded
 
 
 class Tiling(NamedTuple):
@@ -288,7 +288,7 @@ class BoxSearcher:
         return waited([prod(sides) for sides in product(*lengths)], tasks, threads, many)
 
 
-CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so many boxes
+CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so many boxes. Origin not recorded
 
 
 def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:

@@ -41,8 +41,8 @@ class TileTuning:
     row_price: float = 0.005  # what a step takes longer for each row that is missing. Measured
     enough_rows: int = 4  # if more than two vectors are in a row, a tile so high is as good as any. Measured
     whole_only: bool = False  # tiles of one vector take as long with fewer rows: eight are computed at a time
-    least_rows: int = 3  # a tile of fewer takes as long: it waits for weights from the second-level cache
-    flat_rows: int = 4  # a tile of more takes longer for each one more: results are written later
+    least_rows: int = 3  # a tile of fewer takes as long, presumably waiting for weights. Measured
+    flat_rows: int = 4  # a tile of more takes longer for each one more. Measured
     high_price: float = 0.003  # so much longer
     evenly_spaced: float = 0.997  # what a tile takes whose pixels are evenly spaced: one address serves them all
     uneven: float = 1.4  # steps for each row of a tile in `even_steps`, if its pixels are not evenly spaced
@@ -51,7 +51,8 @@ class TileTuning:
 
 
 # Steps of tiles with one vector in a row, where a tile of eight rows leaves multipliers idle: more rows keep them busy,
-# if one address serves all pixels. Zen 5: groups of 8 +12 to 30%, short sums +1 to 5%, 16 channels +8 to 48%.
+# if one address serves all pixels. Fitted to what Zen 5 gained: groups of 8 12 to 30% and short sums 1 to 5% (commit
+# e1a392c), 16 channels 8 to 48% (50532cf).
 HIGHER = {rows: rows * (1.075 - 0.0115 * rows) for rows in range(7, 15)}
 
 
@@ -89,8 +90,10 @@ class GatherTuning:
 
     second_tile: float = 0.005  # a second tile takes time to compile: it must save this share. Origin not recorded
     interleaved: int = 4  # channels that are strided are interleaved, if so few; squares of more are transposed
-    unrolled: int = 64  # channels (or pairs) times rows: so few products of one vector are written without a loop
-    copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% in the mean
+    unrolled: int = (
+        64  # channels (or pairs) times rows: so few products of one vector are written without a loop. Not recorded
+    )
+    copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% (6889dcf)
     copied_pixels: int = 200  # if it has so many pixels
     shared_weights: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
     task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
@@ -104,7 +107,7 @@ class GatherTuning:
 class WgradTuning:
     """w, and 1x1 convolutions as sums over channels."""
 
-    copy: float = 0.5  # steps in which an element is packed. Measured
+    copy: float = 0.5  # steps in which an element is packed, where tasks are cut; bits.COPY chooses vectors by it
     least_sums: int = 6  # vectors of sums in a tile, so that products need not wait for each other
     better: float = 1.02  # tasks of another shape must take so much less time. Origin not recorded
     prefetched_results: int = 1 << 16  # bytes of a tile that is written: so many are prefetched. Origin not recorded

@@ -23,6 +23,8 @@ COUNTERS = 14
 
 STAY = 4e-3  # seconds: a worker that left the CPU of its caller does not do so again for so long; origin not recorded
 
+FEW_SPINS = 256  # before a thread sleeps, if there are more threads than CPUs. Origin not recorded
+
 
 def source(triple: str, futex: bool = True) -> str:
     """The IR of the team for a target. `futex=False` has Linux use condition variables too, to test them."""
@@ -37,6 +39,7 @@ def source(triple: str, futex: bool = True) -> str:
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
     numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
+    numbers["few_spins"] = FEW_SPINS
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
@@ -164,7 +167,7 @@ begin:
   %enough = call i1 @cpus_suffice(i64 %n)
   %most_spins.p = getelementptr i8, ptr @control, i64 $most_spins
   %most_spins = load i32, ptr %most_spins.p
-  %spins = select i1 %enough, i32 %most_spins, i32 256
+  %spins = select i1 %enough, i32 %most_spins, i32 $few_spins
   %spins.p = getelementptr i8, ptr @control, i64 $spins
   store i32 %spins, ptr %spins.p
   %pending = getelementptr i8, ptr @control, i64 $pending
