@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,27 @@ def test_constants_of_bits_do(constant: str, value: Any, l1: int, text: str, mon
         monkeypatch.setattr(module, constant, value)
     after, _ = computed(p, target)
     assert before != after
+
+
+@pytest.mark.parametrize(
+    ("file", "functions"),
+    [
+        ("wgrad/roles.py", ()),
+        ("wgrad/pointwise.py", ()),
+        ("wgrad/cut.py", ("cut_pixels", "_bytes_of_pixel", "_task_blocks", "_cut", "_slices")),
+        ("depthwise/choose.py", ()),
+        ("depthwise/channels_plan.py", ()),
+        ("plan/records.py", ("pitch",)),
+    ],
+)
+def test_planners_of_sums_have_no_constants_of_their_own(file: str, functions: tuple[str, ...]) -> None:
+    """They are in bits.py. What a pair needs may be written out, and how many registers AVX-512 has."""
+    tree = ast.parse((Path(kernel.__file__).parent / file).read_text())
+    found = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    parts = [found[name] for name in functions] or [tree]
+    values = {node.value for part in parts for node in ast.walk(part) if isinstance(node, ast.Constant)}
+    numbers = {value for value in values if type(value) in (int, float)}
+    assert numbers <= {0, 1, 2, 32}
 
 
 def test_every_machine_has_a_row() -> None:

@@ -78,6 +78,7 @@ IN_PLACE_ROWS = 112  # for no more rows the side in the lanes is read in place
 IN_PLACE_POINTWISE = 48  # rows, if pixels are in the lanes: vectors of them are far from each other
 IN_PLACE_SPREAD = 200  # rows, if so, and pixels read in turn fall into all sets of the first-level cache
 IN_PLACE_SHORT = 12  # rows, if so, and vectors are shorter than a cache line
+SPREAD_LINES = 4  # pixels do if the steps between their sets are of no more lines than that. Origin not recorded
 KEPT_LINES = 46  # a box whose lines stay in the first-level cache has fewer pixels, if each serves few products
 COPY = 0.5  # steps in which an element is packed
 SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit

@@ -18,6 +18,7 @@ from ..plan.bits import (
     IN_PLACE_SHORT,
     IN_PLACE_SPREAD,
     PAIRS_FILLED,
+    SPREAD_LINES,
     dots,
     fit_lane_groups,
     fitted,
@@ -173,7 +174,8 @@ def _few_rows(work: Work, lane_side: str) -> int:
         return IN_PLACE_ROWS
     if work.lanes * work.item < LINE:
         return IN_PLACE_SHORT
-    return IN_PLACE_SPREAD if gcd(_pixel_bytes(work, lane_side), CACHE_WAY) <= 4 * LINE else IN_PLACE_POINTWISE
+    spread = gcd(_pixel_bytes(work, lane_side), CACHE_WAY) <= SPREAD_LINES * LINE
+    return IN_PLACE_SPREAD if spread else IN_PLACE_POINTWISE
 
 
 def same_sets(work: Work, side: str) -> bool:
