@@ -23,6 +23,7 @@ import convgrad.bench.timing
 import convgrad.cli.run
 import convgrad.graph
 from convgrad import cli
+from marks import slow_but
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,7 +63,10 @@ def test_there_are_commands():
     assert len(commands((ROOT / "docs" / "cli.md").read_text(encoding="utf-8"))) > 8
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+QUICK = [line for line in COMMANDS if not line.startswith("convgrad bench")]
+
+
+@pytest.mark.parametrize("line", slow_but(QUICK, COMMANDS))
 def test_commands(line, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line)[1:]

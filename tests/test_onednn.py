@@ -265,6 +265,7 @@ def tried() -> tuple[dict[str, str], str]:
     return dict(json.loads(line) for line in done.stdout.splitlines()), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_oneDNN_differs(name, tried):
     outcomes, errors = tried

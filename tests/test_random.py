@@ -9,6 +9,7 @@ import convgrad
 import problems
 from convgrad.spec.dialects import DIALECTS, find
 from convgrad.spec.table import OPS
+from marks import slow_but
 
 CHUNK = 100
 
@@ -38,7 +39,7 @@ def test_functions(chunk):
         problems.check(problems.draw(rng), lambda *args, n=number, **kwargs: _by_function(n % 3, *args, **kwargs))
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", slow_but([0], range(4)))
 def test_apply_by_the_engine_that_users_get(chunk):
     rng = np.random.default_rng([5, chunk])
     for number in range(CHUNK // 4):

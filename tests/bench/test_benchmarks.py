@@ -95,6 +95,7 @@ def test_layers_can_be_bound_and_are_exact(direction, layout):
         assert pytorch.refusal(operation.op.kind, problem) is None, layer.name
 
 
+@pytest.mark.slow
 def test_it_prints_writes_and_draws(tiny, tmp_path, capsys):
     arguments = [*tiny, "--json", str(tmp_path / "r.json"), "--png", str(tmp_path / "r.png"), "--dtype", "bf16"]
     assert run.main(arguments) == 0

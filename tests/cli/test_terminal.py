@@ -115,6 +115,7 @@ def test_lines_fit_the_terminal(columns):
     assert re.search(r"mb1ic4ih5oc4oh6kh3ph1$", "\n".join(found.lines), re.M)
 
 
+@pytest.mark.slow
 def test_times_fit_too():
     found = on_terminal("-m", "convgrad", "bench", "--budget=0.1", "--peers=", "--dir=BWD_WB", "ic8oc8_ih14kh3ph1")
     assert found.code == 0, found.text
