@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
 from typing import Any
 
 from ..backend import Tensor
@@ -33,19 +32,8 @@ def traced(value: Any, name: str) -> SpecError:
     return broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
 
 
-def keyed() -> tuple[type, ...]:
-    """None: an array is a new object with an address that takes long to ask for."""
-    return ()
-
-
-def look(value: Any) -> tuple[Hashable, int] | None:
-    """None: it is opened at every call."""
-    return None
-
-
-def is_writable(value: Any) -> bool:
-    """Known as it is opened."""
-    return False
+# An array is a new object with an address that takes long to ask for: it is opened at every call.
+keyed, look, is_writable = dlpack.keyed, dlpack.look, dlpack.is_writable
 
 
 def open(value: Any, name: str) -> Tensor:
