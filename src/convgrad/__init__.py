@@ -18,7 +18,7 @@ from .functional import (
 )
 
 if TYPE_CHECKING:
-    from . import graph
+    from . import graph, torch
 
 __version__ = "0.1.0"
 
@@ -42,12 +42,13 @@ __all__ = [
     "get_num_threads",
     "graph",
     "set_num_threads",
+    "torch",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`convgrad.graph`, imported when it is first used."""
-    if name == "graph":
+    """`convgrad.graph` and `convgrad.torch`, imported when they are first used."""
+    if name in ("graph", "torch"):
         from importlib import import_module
 
         return import_module(".graph", __name__)

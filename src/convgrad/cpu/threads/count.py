@@ -11,7 +11,8 @@ from ...errors import SpecError
 
 MOST_THREADS = 1024
 
-_chosen: int | None = None
+_chosen: int | None = None  # by the user
+_default = 0  # as found out, once
 
 
 def set_num_threads(n: int) -> None:
@@ -26,11 +27,20 @@ def get_num_threads() -> int:
     It is the last set_num_threads(), else CONVGRAD_NUM_THREADS, else the number of CPUs this process may run on, by its
     affinity and its control group's quota.
     """
+    global _default
+    number = asked_num_threads() or _default
+    if not number:
+        number = _default = min(available(), MOST_THREADS)
+    return number
+
+
+def asked_num_threads() -> int:
+    """The number of threads that the user has asked for, with set_num_threads() or CONVGRAD_NUM_THREADS; else 0."""
     global _chosen
     if _chosen is None:
         text = os.environ.get("CONVGRAD_NUM_THREADS", "").strip()
         value = int(text) if re.fullmatch("[0-9]{1,9}", text) else text
-        _chosen = _count(value, "", "CONVGRAD_NUM_THREADS") if text else min(available(), MOST_THREADS)
+        _chosen = _count(value, "", "CONVGRAD_NUM_THREADS") if text else 0
     return _chosen
 
 
