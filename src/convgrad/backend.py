@@ -72,13 +72,18 @@ class Refusal(NamedTuple):
         return f"{self.backend}: {self.reason}"
 
 
+HOST_TEAM = 1 << 16
+"""Added to the `context` of a call on the CPU: have it run on the threads of the caller's OpenMP, if it has one."""
+
+
 class Executable(Protocol):
     """A problem, ready to be computed, any number of times and from any number of threads at once."""
 
     def __call__(self, x: int, w: int, y: int, bias: int, context: int = 0) -> None:
         """Write every element of the wanted tensor; the arguments are addresses.
 
-        `context` is a CUDA stream, or how many threads the CPU may use; 0 leaves it to the back end.
+        `context` is a CUDA stream, or how many threads the CPU may use, where 0 leaves it to the back end, plus
+        `HOST_TEAM` or not.
         """
 
 
@@ -147,4 +152,4 @@ class Library(Protocol):
         """Take note that the memory of a value was written to."""
 
     def context(self, value: Any) -> int:
-        """The `context` that a value is computed in: the current stream of its device, or 0."""
+        """The `context` that a value is computed in: the current stream of its device, 0 or `HOST_TEAM`."""

@@ -205,6 +205,9 @@ def test_team_assembles_for_every_system(triple, futex):
     assert ("pthread_create" in text) == ("windows" not in triple)
     assert ("syscall" in text) == (futex and triple in (X86, ARM))
     assert ("pthread_cond_wait" in text) == ("windows" not in triple and "syscall" not in text)
+    lent = jit.assemble(team_ir.source(triple, futex, openmp=True), triple, "", "")
+    assert "pthread_create" not in lent
+    assert ("part" in lent) == ("windows" not in triple)
 
 
 def test_many_threads_compile_once(monkeypatch):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from convgrad import libraries
+from convgrad.backend import HOST_TEAM
 from convgrad.cpu import kernel, target
 from convgrad.spec.problem import Problem
 
@@ -28,13 +31,18 @@ def test_a_call_takes_no_more_threads_than_it_may(
     monkeypatch.setattr(found, "_entry", lambda address, args, n: seen.append(n))
     found(0, 0, 0, 0, context)
     assert seen == [threads]
+    if context >= 0:
+        monkeypatch.setattr(kernel, "borrowed", lambda wanted: (lambda *args: seen.append(args[2]), wanted - HOST_TEAM))
+        found(0, 0, 0, 0, HOST_TEAM + context)
+        assert seen == [threads] * 2
 
 
 def test_any_number_of_threads_gives_the_same_bits(found: kernel.Kernel) -> None:
     problem, rng = Problem.parse(TEXT), np.random.default_rng(5)
     x, w = (rng.standard_normal(problem.shape(role), np.float32) for role in "xw")
     results = []
-    for context in (0, 1, 2, 3):
+    assert libraries.find(torch.zeros(1)) is not None  # lends its threads
+    for context in (0, 1, 2, 3, *(HOST_TEAM + threads for threads in (0, 1, 2, 3))):
         y = np.full(problem.shape("y"), np.nan, np.float32)
         found(*(a.__array_interface__["data"][0] for a in (x, w, y)), 0, context)
         results.append(y.tobytes())

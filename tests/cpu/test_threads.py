@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from convgrad import ConvgradError
+from convgrad import ConvgradError, libraries
+from convgrad.backend import HOST_TEAM
 from convgrad.cpu.compile import jit
 from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
@@ -125,14 +127,25 @@ define void @subnormal(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
 NAMES = ("mark", "rounds", "stay", "nest", "subnormal")
 
 
-@pytest.fixture(scope="module", params=["futex", "condition"])
+@pytest.fixture(scope="module", params=["futex", "condition", "openmp"])
 def team(request):
-    """The entry of a team, for both ways to sleep."""
+    """The entry of a team: of our own threads, for both ways to sleep, and of PyTorch's."""
     if request.param == "futex":
         return teams.entry()
     if "windows" in HOST[0]:
         pytest.skip("no threads of our own on this system")
-    return teams.build(team_ir.source(HOST[0], futex=False))[0]
+    if request.param == "condition":
+        return teams.build(team_ir.source(HOST[0], futex=False))[0]
+    assert libraries.find(torch.zeros(1)) is not None
+    borrowed, _ = teams.borrowed(HOST_TEAM)
+    assert borrowed is not teams.entry() or sys.platform != "linux"
+    return borrowed
+
+
+@pytest.fixture(scope="module")
+def is_lent(team):
+    """Whether the threads are PyTorch's."""
+    return team is teams.borrowed(HOST_TEAM)[0]
 
 
 @pytest.fixture(scope="module")
@@ -199,15 +212,16 @@ def test_after_idling_workers_sleep_and_wake(team, kernels):
 
 
 @linux
-def test_gil_is_free_and_a_busy_team_does_not_block(team, kernels):
+def test_gil_is_free_and_a_busy_team_does_not_block(team, is_lent, kernels):
     gate = words()
     thread = threading.Thread(target=team, args=(kernels["stay"], ctypes.addressof(gate), 2))
     thread.start()
     while gate[1] < 2:
         time.sleep(0.001)
-    # The team stays busy until this thread opens the gate, so this call must run alone.
+    # The team stays busy until this thread opens the gate, so this call must run alone. OpenMP has a team for each
+    # thread that enters it.
     buffer = go(team, kernels["mark"], 2)
-    assert check_mark(buffer, 2) == 1
+    assert check_mark(buffer, 2) == (2 if is_lent else 1)
     gate[0] = 1
     thread.join()
     buffer = go(team, kernels["mark"], 2)
@@ -250,7 +264,10 @@ def test_python_does_not_know_the_workers(team, kernels):
 
 
 @linux
-def test_workers_take_no_signals(team, kernels):
+def test_workers_take_no_signals(team, is_lent, kernels):
+    if is_lent:
+        pytest.skip("these threads are PyTorch's")
+
     def blocked(thread):
         return int(Path(f"/proc/{thread}/status").read_text().split("SigBlk:")[1].split()[0], 16)
 
@@ -286,6 +303,41 @@ define void @set(i32 %mode) nounwind {
     finally:
         set_mode(0x1F80)
     assert list(buffer) == [0.0 if flush else 2.0**-1023] * 4
+
+
+@pytest.mark.skipif("x86_64" not in HOST[0], reason="the mode register is x86's")
+def test_threads_that_are_lent_come_back_as_they_were():
+    # Their mode is one that no caller has; a kernel of ours runs between two looks at it.
+    text = """
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+declare void @llvm.x86.sse.stmxcsr(ptr)
+define void @swap(ptr %a) nounwind {
+  %p = alloca i32
+  %number = load ptr, ptr @number
+  %t = call i32 %number()
+  %q = getelementptr i32, ptr %a, i32 %t
+  %wanted = load i32, ptr %q
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %mode = load i32, ptr %p
+  store i32 %mode, ptr %q
+  store i32 %wanted, ptr %p
+  call void @llvm.x86.sse.ldmxcsr(ptr %p)
+  ret void
+}
+"""
+    borrowed, _ = teams.borrowed(HOST_TEAM)
+    parallel, number, *_ = teams._openmp()
+    module = jit.load(text + f"@number = global i64 {number}", *HOST)
+    region = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(parallel)
+    marks = jit.load(KERNELS, *HOST)
+    size = max(3, torch.get_num_threads())
+    modes = (ctypes.c_int32 * size)(0x1F80, *[0x9FC1] * (size - 1))  # flush to zero, and the flag of a bad operand
+    region(module.address("swap"), ctypes.addressof(modes), size, 0)
+    before = list(modes)
+    check_mark(go(borrowed, marks.address("mark"), size), size)
+    modes[:] = before
+    region(module.address("swap"), ctypes.addressof(modes), size, 0)
+    assert list(modes)[1:] == [0x9FC1] * (size - 1)
 
 
 def script(text, timeout=60):
@@ -345,6 +397,35 @@ if gate is not None:
     gate[0] = 1
     thread.join()
 assert mark(3) == [3, 3, 3]
+print("good")
+"""
+    code, out, error, _ = script(text)
+    assert (code, out) == (0, "good\n"), error
+
+
+@linux
+@forks
+def test_a_child_of_a_fork_does_not_wait_for_threads_that_were_lent():
+    text = """
+import torch
+from convgrad import libraries
+from convgrad.backend import HOST_TEAM
+libraries.find(torch.zeros(1))
+def lent(count):
+    entry, threads = teams.borrowed(HOST_TEAM + count)
+    buffer = words()
+    entry(kernels["mark"], ctypes.addressof(buffer), threads)
+    return [value - 1000 for value in buffer[:100] if value]
+assert lent(3) == [3, 3, 3]
+assert teams.borrowed(HOST_TEAM)[0] is not teams.entry()
+children = []
+for turn in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(lent(count) == [count] * count for count in (2, 3, 1, 5) for _ in range(50)) else 1)
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+assert lent(3) == [3, 3, 3]
 print("good")
 """
     code, out, error, _ = script(text)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..backend import HOST_TEAM
 from ..errors import OutOfMemoryError
 from ..spec.problem import Problem
 from .compile import jit, recall
 from .target import LINE, Target
-from .threads.team import entry
+from .threads.team import borrowed, entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +39,16 @@ class Kernel:
     def __call__(self, x: int, w: int, y: int, bias: int, context: int = 0) -> None:
         """Compute: write every element of the wanted tensor. Tensors are addresses; without a bias it is not read.
 
-        `context` is the number of threads that this call may use, 0 for as many as planned. More than planned are not
-        used, because the workspace has no room for them. The bits are the same for any number.
+        `context` is the number of threads that this call may use, 0 for as many as planned, and whose they are. More
+        than planned are not used, because the workspace has no room for them. The bits are the same for any number.
         """
         space = _take(self._workspace)
         args = space.args
         args[0], args[1], args[2], args[3] = x, w, y, bias
-        threads = self._threads
-        self._entry(self._address, space.args_at, context if 0 < context < threads else threads)
+        threads, enter = self._threads, self._entry
+        if context >= HOST_TEAM:
+            enter, context = borrowed(context)
+        enter(self._address, space.args_at, context if 0 < context < threads else threads)
         _give(space)
 
     @property

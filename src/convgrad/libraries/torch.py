@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Hashable
 from typing import Any
@@ -10,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import Tensor
+from ..backend import HOST_TEAM, Tensor
 from ..dtypes import Array
 from ..spec.check import broken
 
@@ -26,6 +27,7 @@ def owns(value: Any) -> bool:
 def keyed() -> tuple[type, ...]:
     """Plain tensors and parameters: subclasses may have no memory of their own."""
     torch: Any = sys.modules["torch"]
+    host.share_threads(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu"))
     known = hasattr(torch._C, "_dispatch_keys") and hasattr(torch._C.DispatchKeySet, "raw_repr")
     return (torch.Tensor, torch.nn.Parameter) if known else ()
 
@@ -126,5 +128,5 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """0: there is no stream on the host."""
-    return 0
+    """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin."""
+    return HOST_TEAM

@@ -16,6 +16,7 @@ from __future__ import annotations
 from string import Template
 
 from .count import MOST_THREADS
+from .openmp_ir import OPENMP
 from .wake_ir import CONDITION, FUTEX
 
 COUNTER = 64  # bytes between counters: a cache line
@@ -26,16 +27,20 @@ STAY = 4e-3  # seconds: a worker that left the CPU of its caller does not do so 
 FEW_SPINS = 256  # before a thread sleeps, if there are more threads than CPUs. Origin not recorded
 
 
-def source(triple: str, futex: bool = True) -> str:
-    """The IR of the team for a target. `futex=False` has Linux use condition variables too, to test them."""
+def source(triple: str, futex: bool = True, openmp: bool = False) -> str:
+    """The IR of the team for a target: with threads of its own, or with those of the host's OpenMP.
+
+    `futex=False` has Linux use condition variables too, to test them.
+    """
     arch = triple.split("-", 1)[0].replace("arm64", "aarch64").replace("amd64", "x86_64")
     calls = {"x86_64": {"futex": 202, "gettid": 186}, "aarch64": {"futex": 98, "gettid": 178}}
+    several = SHARED + (OPENMP if openmp else TEAM)
     if "windows" in triple or "win32" in triple:
         body, waits = ALONE, ""
     elif "linux" in triple and arch in calls and futex:
-        body, waits = TEAM, FUTEX
+        body, waits = several, FUTEX
     else:
-        body, waits = TEAM, CONDITION
+        body, waits = several, CONDITION
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
     numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
@@ -43,7 +48,8 @@ def source(triple: str, futex: bool = True) -> str:
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
-# Offsets in @control, the memory of the team, in bytes. What different threads write is in different cache lines.
+# Offsets in the memory of the team, in bytes: @control, or a copy of its beginning on the stack of the caller, up to
+# `part`, if the threads are the host's. What different threads write is in different cache lines.
 LAYOUT = {
     # Before `clear` is what kernels know: the address of @barrier at 0, the number of threads at 8, the counters from
     # `COUNTER` on. A call begins by setting all of it to zero.
@@ -59,6 +65,10 @@ LAYOUT = {
     "args": 1160,  # ptr
     "mode": 1168,  # i64: the caller's mode of floating-point arithmetic
     "spins": 1176,  # i32: how often a thread looks, at the barrier and at the end, before it sleeps
+    # With the host's threads.
+    "asked": 1184,  # i64: threads that the caller has asked for
+    "caller_cpu": 1192,  # i32: the CPU that the caller was on
+    "part": 1216,  # the end of what a call uses
     # The team.
     "busy": 2048,  # i32: 1 while a call has the team
     "workers": 2112,  # i64: workers that exist
@@ -108,6 +118,104 @@ done:
 }
 """
 
+# What every team of several threads has.
+SHARED = """
+declare i32 @sched_yield()
+declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
+
+; One iteration of a spin. Every 64th offers the CPU to others, in case the thread that is waited for needs it; if
+; nobody wants it, that takes less than a microsecond.
+define internal void @spin_once(i32 %i) alwaysinline nounwind {
+entry:
+  call void @pause()
+  %low = and i32 %i, 63
+  %now = icmp eq i32 %low, 63
+  br i1 %now, label %yield, label %done
+yield:
+  %r = call i32 @sched_yield()
+  br label %done
+done:
+  ret void
+}
+
+; Whether there is a CPU for each of n threads.
+define internal i1 @cpus_suffice(i64 %n) alwaysinline nounwind {
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  %cpus = load i64, ptr %cpus.p
+  %enough = icmp sle i64 %n, %cpus
+  ret i1 %enough
+}
+
+define internal void @barrier(ptr %team) nounwind {
+entry:
+  %count = getelementptr i8, ptr %team, i64 8
+  %n = load i64, ptr %count
+  %single = icmp eq i64 %n, 1
+  br i1 %single, label %done, label %arrive
+arrive:
+  %arrived = getelementptr i8, ptr %team, i64 $arrived
+  %generation = getelementptr i8, ptr %team, i64 $generation
+  %dozing = getelementptr i8, ptr %team, i64 $dozing
+  %old = load atomic i32, ptr %generation monotonic, align 4
+  %before = atomicrmw add ptr %arrived, i32 1 acq_rel
+  %here = add i32 %before, 1
+  %n32 = trunc i64 %n to i32
+  %last = icmp eq i32 %here, %n32
+  br i1 %last, label %open, label %stay
+open:
+  store atomic i32 0, ptr %arrived monotonic, align 4
+  %g = atomicrmw add ptr %generation, i32 1 seq_cst
+  %asleep = load atomic i32, ptr %dozing seq_cst, align 4
+  %any = icmp ne i32 %asleep, 0
+  br i1 %any, label %wake, label %done
+wake:
+  call void @wake(ptr %generation, i32 2147483647)
+  br label %done
+stay:
+  %spins.p = getelementptr i8, ptr %team, i64 $spins
+  %spins = load i32, ptr %spins.p
+  br label %spin
+spin:
+  %i = phi i32 [ 0, %stay ], [ %next, %again ]
+  %now = load atomic i32, ptr %generation acquire, align 4
+  %opened = icmp ne i32 %now, %old
+  br i1 %opened, label %done, label %again
+again:
+  call void @spin_once(i32 %i)
+  %next = add i32 %i, 1
+  %more = icmp slt i32 %next, %spins
+  br i1 %more, label %spin, label %doze
+doze:
+  %d = atomicrmw add ptr %dozing, i32 1 seq_cst
+  br label %sleep
+sleep:
+  call void @wait(ptr %generation, i32 %old)
+  %then = load atomic i32, ptr %generation acquire, align 4
+  %same = icmp eq i32 %then, %old
+  br i1 %same, label %sleep, label %up
+up:
+  %u = atomicrmw sub ptr %dozing, i32 1 seq_cst
+  br label %done
+done:
+  ret void
+}
+
+define void @setup(i64 %cpus, i64 %idle_spins, i64 %most_spins) nounwind {
+  %most.p = getelementptr i8, ptr @control, i64 $most_workers
+  store i64 $others, ptr %most.p
+  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
+  store i64 %cpus, ptr %cpus.p
+  %idle_spins.p = getelementptr i8, ptr @control, i64 $idle_spins
+  %idle_spins32 = trunc i64 %idle_spins to i32
+  store i32 %idle_spins32, ptr %idle_spins.p
+  %most_spins.p = getelementptr i8, ptr @control, i64 $most_spins
+  %most_spins32 = trunc i64 %most_spins to i32
+  store i32 %most_spins32, ptr %most_spins.p
+  ret void
+}
+"""
+
 TEAM = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_detach(ptr)
@@ -116,9 +224,6 @@ declare i32 @pthread_attr_setstacksize(ptr, i64)
 declare i32 @pthread_attr_destroy(ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @sigfillset(ptr)
-declare i32 @sched_yield()
-declare i64 @llvm.smin.i64(i64, i64)
-declare i64 @llvm.smax.i64(i64, i64)
 
 define void @entry(ptr %kernel, ptr %args, i64 %threads) nounwind {
 entry:
@@ -199,29 +304,6 @@ sleep:
 leave:
   store atomic i32 0, ptr %busy release, align 4
   ret void
-}
-
-; One iteration of a spin. Every 64th offers the CPU to others, in case the thread that is waited for needs it; if
-; nobody wants it, that takes less than a microsecond.
-define internal void @spin_once(i32 %i) alwaysinline nounwind {
-entry:
-  call void @pause()
-  %low = and i32 %i, 63
-  %now = icmp eq i32 %low, 63
-  br i1 %now, label %yield, label %done
-yield:
-  %r = call i32 @sched_yield()
-  br label %done
-done:
-  ret void
-}
-
-; Whether there is a CPU for each of n threads.
-define internal i1 @cpus_suffice(i64 %n) alwaysinline nounwind {
-  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
-  %cpus = load i64, ptr %cpus.p
-  %enough = icmp sle i64 %n, %cpus
-  ret i1 %enough
 }
 
 ; Give work to the children of a thread, and wake those that sleep. Threads form a tree, t has the children 2t+1 and
@@ -345,60 +427,6 @@ tell:
   br label %rest
 }
 
-define internal void @barrier(ptr %team) nounwind {
-entry:
-  %count = getelementptr i8, ptr %team, i64 8
-  %n = load i64, ptr %count
-  %single = icmp eq i64 %n, 1
-  br i1 %single, label %done, label %arrive
-arrive:
-  %arrived = getelementptr i8, ptr %team, i64 $arrived
-  %generation = getelementptr i8, ptr %team, i64 $generation
-  %dozing = getelementptr i8, ptr %team, i64 $dozing
-  %old = load atomic i32, ptr %generation monotonic, align 4
-  %before = atomicrmw add ptr %arrived, i32 1 acq_rel
-  %here = add i32 %before, 1
-  %n32 = trunc i64 %n to i32
-  %last = icmp eq i32 %here, %n32
-  br i1 %last, label %open, label %stay
-open:
-  store atomic i32 0, ptr %arrived monotonic, align 4
-  %g = atomicrmw add ptr %generation, i32 1 seq_cst
-  %asleep = load atomic i32, ptr %dozing seq_cst, align 4
-  %any = icmp ne i32 %asleep, 0
-  br i1 %any, label %wake, label %done
-wake:
-  call void @wake(ptr %generation, i32 2147483647)
-  br label %done
-stay:
-  %spins.p = getelementptr i8, ptr %team, i64 $spins
-  %spins = load i32, ptr %spins.p
-  br label %spin
-spin:
-  %i = phi i32 [ 0, %stay ], [ %next, %again ]
-  %now = load atomic i32, ptr %generation acquire, align 4
-  %opened = icmp ne i32 %now, %old
-  br i1 %opened, label %done, label %again
-again:
-  call void @spin_once(i32 %i)
-  %next = add i32 %i, 1
-  %more = icmp slt i32 %next, %spins
-  br i1 %more, label %spin, label %doze
-doze:
-  %d = atomicrmw add ptr %dozing, i32 1 seq_cst
-  br label %sleep
-sleep:
-  call void @wait(ptr %generation, i32 %old)
-  %then = load atomic i32, ptr %generation acquire, align 4
-  %same = icmp eq i32 %then, %old
-  br i1 %same, label %sleep, label %up
-up:
-  %u = atomicrmw sub ptr %dozing, i32 1 seq_cst
-  br label %done
-done:
-  ret void
-}
-
 ; Create workers until there are as many as wanted. If the system refuses one, there will never be more.
 define internal void @create_workers(i64 %want) nounwind {
 entry:
@@ -447,20 +475,6 @@ end:
   %g = call i32 @pthread_sigmask(i32 $setmask, ptr %old, ptr null)
   br label %done
 done:
-  ret void
-}
-
-define void @setup(i64 %cpus, i64 %idle_spins, i64 %most_spins) nounwind {
-  %most.p = getelementptr i8, ptr @control, i64 $most_workers
-  store i64 $others, ptr %most.p
-  %cpus.p = getelementptr i8, ptr @control, i64 $cpus
-  store i64 %cpus, ptr %cpus.p
-  %idle_spins.p = getelementptr i8, ptr @control, i64 $idle_spins
-  %idle_spins32 = trunc i64 %idle_spins to i32
-  store i32 %idle_spins32, ptr %idle_spins.p
-  %most_spins.p = getelementptr i8, ptr @control, i64 $most_spins
-  %most_spins32 = trunc i64 %most_spins to i32
-  store i32 %most_spins32, ptr %most_spins.p
   ret void
 }
 
@@ -521,6 +535,15 @@ define internal i64 @get_mode() nounwind {
   ret i64 %wide
 }
 
+; The mode of a thread that is not ours, to be put back.
+define internal i64 @raw_mode() nounwind {
+  %p = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %p)
+  %mode = load i32, ptr %p
+  %wide = zext i32 %mode to i64
+  ret i64 %wide
+}
+
 define internal void @set_mode(i64 %wide) nounwind {
   %p = alloca i32
   %mode = trunc i64 %wide to i32
@@ -545,6 +568,11 @@ define internal i64 @get_mode() nounwind {
   ret i64 %mode
 }
 
+define internal i64 @raw_mode() nounwind {
+  %mode = call i64 @llvm.aarch64.get.fpcr()
+  ret i64 %mode
+}
+
 define internal void @set_mode(i64 %mode) nounwind {
   call void @llvm.aarch64.set.fpcr(i64 %mode)
   ret void
@@ -559,6 +587,10 @@ define internal void @pause() alwaysinline nounwind {
 }
 
 define internal i64 @get_mode() nounwind {
+  ret i64 0
+}
+
+define internal i64 @raw_mode() nounwind {
   ret i64 0
 }
 
