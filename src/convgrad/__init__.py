@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
     if name in ("graph", "torch"):
         from importlib import import_module
 
-        return import_module(".graph", __name__)
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

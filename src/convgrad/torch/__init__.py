@@ -1,1 +1,3 @@
-"""convgrad inside PyTorch: its gradients for the models that you have. Needs PyTorch, which is imported here only."""
+"""Convolutions for PyTorch."""
+
+from .functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
