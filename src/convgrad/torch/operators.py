@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..spec.check import broken
 from ..spec.problem import Role
-from .plans import Geometry, Result, check_shapes, compute, describe, lies_channels_last, step_for, strides_in
+from .plans import Geometry, Result, compute, describe, lies_channels_last, step_for, strides_in
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
 """The operator that computes each tensor."""

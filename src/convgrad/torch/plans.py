@@ -9,7 +9,6 @@ plan up, makes memory for the result, and hands addresses over.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch

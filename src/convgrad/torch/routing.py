@@ -1,0 +1,401 @@
+"""`install()`: the backward pass of every convolution of PyTorch is computed here, as far as it pays, in every model.
+
+PyTorch's own kernel of `aten::convolution_backward` stays within reach: what is not taken goes to it, each gradient by
+itself. How a call is computed is decided when its key is new, and kept; results lie in memory as PyTorch's would.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import engine
+from ..errors import ConvgradError, SpecError
+from ..spec.check import broken
+from ..spec.problem import Problem, Role
+from .plans import NAMES, Geometry, Result, Step, keep, make_step, setting, strides_in
+from .policy import POLICIES, hindrance
+from .report import Entry, Report
+
+Ints = Sequence[int]
+Mask = Sequence[bool]
+
+KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+"""PyTorch's dispatch key for each kind of device that a back end may compute on."""
+
+
+class Attributes(NamedTuple):
+    """How PyTorch describes a convolution, but for its tensors. A list of one value serves all spatial axes."""
+
+    stride: Ints
+    padding: Ints
+    dilation: Ints
+    transposed: bool
+    output_padding: Ints
+    groups: int
+
+    def geometry(self, rank: int) -> Geometry:
+        """The geometry, with a value for every spatial axis."""
+        stride, padding, dilation = (
+            tuple(v) * rank if len(v) == 1 else tuple(v) for v in (self.stride, self.padding, self.dilation)
+        )
+        return Geometry(stride, padding, dilation, self.groups)
+
+
+class Route(NamedTuple):
+    """How a backward pass is computed: the gradients of data and weights that are ours, and what is left to PyTorch."""
+
+    data: Step | None
+    weights: Step | None
+    bias: bool
+    rest: tuple[bool, bool, bool]  # the mask of what PyTorch computes
+    transposed: bool
+    others: tuple[int, ...]  # the axes that the bias gradient sums over
+    entries: tuple[Entry, ...]  # of the report: of what is ours, then of what is not
+
+
+class ForwardRoute(NamedTuple):
+    """How a forward pass is computed."""
+
+    step: Step | None
+    transposed: bool
+    entry: Entry
+
+
+class Setting(NamedTuple):
+    """What the caller of `install` has asked for."""
+
+    policy: str = "fast"
+    algorithm: str = "direct"
+    forward: bool = False
+
+
+class _Router:
+    """What is installed, and what it has learnt."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.setting: Setting | None = None
+        self.libraries: list[Any] = []
+        self.routes: dict[Hashable, Any] = {}
+        self.report = Report()
+
+
+_router = _Router()
+
+
+def install(policy: str = "fast", *, algorithm: str = "direct", forward: bool = False) -> None:
+    """Have convgrad compute the gradients of all convolutions, in every model of this process.
+
+    `policy` says what is taken: "fast" takes what is expected to be no slower than PyTorch's own kernel; "all" takes
+    everything that can be computed here, for the same bits on any number of threads. `algorithm` says how sums are
+    taken. With `forward`, the forward pass is taken as well.
+
+    What is not taken goes to PyTorch's kernel; `report()` tells what and why. To install again changes the setting.
+    """
+    asked = Setting(_choice("policy", policy, POLICIES), algorithm, forward)
+    from ..spec.table import ALGORITHMS
+
+    _choice("algorithm", algorithm, ALGORITHMS)
+    with _router.lock:
+        if _router.setting == asked:
+            return
+        _remove()
+        devices = dict.fromkeys(backend.device for backend in engine.BACKENDS)
+        for device in (KEYS[d] for d in devices if d in KEYS):
+            stock = torch.library.get_kernel("aten::convolution_backward", device)
+            _override("convolution_backward", _backward(stock, asked), device)
+            if forward:
+                stock = torch.library.get_kernel("aten::convolution", device)
+                _override("convolution", _forward(stock, asked), device)
+        _router.setting = asked
+
+
+def uninstall() -> None:
+    """Give all convolutions back to PyTorch. What `report()` has counted stays."""
+    with _router.lock:
+        _remove()
+
+
+@contextmanager
+def installed(policy: str = "fast", *, algorithm: str = "direct", forward: bool = False) -> Iterator[None]:
+    """`install()` for a block; what was installed before is installed again afterwards. It holds for all threads."""
+    with _router.lock:
+        before = _router.setting
+        install(policy, algorithm=algorithm, forward=forward)
+    try:
+        yield
+    finally:
+        with _router.lock:
+            _remove()
+            if before is not None:
+                install(before.policy, algorithm=before.algorithm, forward=before.forward)
+
+
+def report(*, clear: bool = False) -> Report:
+    """What was taken and what was passed on since the start, or since it was last cleared: counts, times, reasons.
+
+    Print it for a table.
+    """
+    with _router.lock:
+        found = _router.report.copy()
+        if clear:
+            _router.report.clear()
+            _router.routes.clear()
+        return found
+
+
+def _choice(name: str, value: Any, choices: Any) -> str:
+    if value not in choices:
+        error = broken("attribute_choice", name, repr(value), expected=", ".join(map(repr, choices)))
+        error.operation = "install"
+        raise error
+    return str(value)
+
+
+def _override(name: str, function: Any, device: str) -> None:
+    library = torch.library.Library("aten", "IMPL", device)
+    library.impl(name, function, device, with_keyset=True)
+    _router.libraries.append(library)
+
+
+def _remove() -> None:
+    """Take our kernels away, which puts PyTorch's back in place."""
+    for library in reversed(_router.libraries):
+        library._destroy()
+    _router.libraries.clear()
+    _router.routes.clear()
+    _router.setting = None
+
+
+def _backward(stock: Any, asked: Setting) -> Any:
+    """What takes the place of PyTorch's kernel of the backward pass."""
+    routes = _router.routes
+
+    def backward(
+        keyset: Any,
+        grad: Tensor,
+        x: Tensor,
+        w: Tensor,
+        bias_sizes: Ints | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+        mask: Mask,
+    ) -> Any:
+        key = (
+            *(grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
+            *(*stride, *padding, *dilation, *output_padding, transposed, groups, *mask),
+            *_setting(),
+        )
+        route = routes.get(key)
+        how = (stride, padding, dilation, transposed, output_padding, groups)
+        if route is None:
+            made = _plan_backward(grad, x, w, bias_sizes, Attributes(*how), mask, asked)
+            route = keep(routes, key, made)
+        data, weights, bias, rest, _, others, entries = route
+        dx = dw = db = None
+        begin = perf_counter()
+        if data is not None:
+            dx = data.new(x.device)
+            data.run(*((grad, w, dx) if transposed else (dx, w, grad)))
+            begin = entries[0].count(begin)
+        if weights is not None:
+            dw = weights.new(x.device)
+            weights.run(*((grad, dw, x) if transposed else (x, dw, grad)))
+            begin = entries[1].count(begin)
+        if bias:
+            db = grad.sum(others)
+        if rest[0] or rest[1] or rest[2]:
+            theirs = stock.call_boxed(keyset, grad, x, w, bias_sizes, *how, list(rest))
+            entries[2].count(begin)
+            dx, dw, db = (ours if ours is not None else other for ours, other in zip((dx, dw, db), theirs, strict=True))
+        return dx, dw, db
+
+    return backward
+
+
+def _forward(stock: Any, asked: Setting) -> Any:
+    """What takes the place of PyTorch's kernel of the forward pass."""
+    routes = _router.routes
+
+    def forward(
+        keyset: Any,
+        x: Tensor,
+        w: Tensor,
+        bias: Tensor | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+    ) -> Any:
+        key = (
+            *(x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
+            None if bias is None else (bias.dtype, bias.shape, bias.stride()),
+            *(*stride, *padding, *dilation, *output_padding, transposed, groups),
+            *_setting(),
+        )
+        route = routes.get(key)
+        how = (stride, padding, dilation, transposed, output_padding, groups)
+        if route is None:
+            route = keep(routes, key, _plan_forward(x, w, bias, Attributes(*how), asked))
+        step, _, entry = route
+        begin = perf_counter()
+        if step is None:
+            out = stock.call_boxed(keyset, x, w, bias, *how)
+        else:
+            out = step.new(x.device)
+            step.run(*((out, w, x) if transposed else (x, w, out)), bias)
+        entry.count(begin)
+        return out
+
+    return forward
+
+
+def _setting() -> tuple[Hashable, ...]:
+    """What a route depends on besides its tensors and attributes: PyTorch chooses memory formats by the first."""
+    return torch._C._get_mkldnn_enabled(), *setting()
+
+
+def _plan_backward(
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Ints | None, attributes: Attributes, mask: Mask, asked: Setting
+) -> Route:
+    """How a backward pass is computed."""
+    transposed = attributes.transposed
+    others = (0, *range(2, grad.dim()))
+    steps: dict[str, Step] = {}
+    reasons: list[str] = []
+    reason = _refusal(grad, x, w)
+    if not reason:
+        last = _lies_last(x, w, None, attributes, bias_sizes)
+        roles: dict[Role, Tensor] = {"x": grad, "y": x, "w": w} if transposed else {"x": x, "y": grad, "w": w}
+        for name, wanted, like in (("data", "y" if transposed else "x", x), ("weights", "w", w)):
+            if not mask[0 if name == "data" else 1]:
+                continue
+            result = Result(tuple(like.shape), strides_in(like.shape, last), like.dtype)
+            given = {role: tensor for role, tensor in roles.items() if role != wanted}
+            found = _step(wanted, given, None, result, attributes, asked)
+            if isinstance(found, Step):
+                steps[name] = found
+            else:
+                reasons.append(f"{name}: {found}")
+    data, weights = steps.get("data"), steps.get("weights")
+    rest = (mask[0] and data is None, mask[1] and weights is None, mask[2] and not steps)
+    layer = _layer(x, w, attributes)
+    entries = (
+        _router.report.entry(f"{layer} data", _told(data)),
+        _router.report.entry(f"{layer} weights", _told(weights)),
+        _router.report.entry(f"{layer} {_names(rest)}", "", reason or "; ".join(reasons)),
+    )
+    return Route(data, weights, mask[2] and not rest[2], rest, transposed, others, entries)
+
+
+def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, attributes: Attributes, asked: Setting) -> ForwardRoute:
+    """How a forward pass is computed."""
+    transposed = attributes.transposed
+    reason = _refusal(x, w, *(() if bias is None else (bias,)))
+    found: Step | str = reason
+    if not reason:
+        how = list(attributes)
+        shape = torch._C._conv_output_shape(x, w, *how) if hasattr(torch._C, "_conv_output_shape") else None
+        if shape is None:
+            shape = tuple(torch.ops.aten.convolution(x.to("meta"), w.to("meta"), None, *how).shape)
+        result = Result(shape, strides_in(shape, _lies_last(x, w, bias, attributes)), x.dtype)
+        given: dict[Role, Tensor] = {"y" if transposed else "x": x, "w": w}
+        found = _step("x" if transposed else "y", given, bias, result, attributes, asked)
+    layer = f"{_layer(x, w, attributes)} forward"
+    if isinstance(found, Step):
+        return ForwardRoute(found, transposed, _router.report.entry(layer, _told(found)))
+    return ForwardRoute(None, transposed, _router.report.entry(layer, "", found))
+
+
+def _refusal(*tensors: Tensor) -> str:
+    """Why a call is left to PyTorch whatever the policy."""
+    first = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or tensor.is_mkldnn or tensor.is_quantized:
+            return f"a tensor of layout {tensor.layout}"
+        if tensor.dtype not in NAMES:
+            return f"a tensor of {tensor.dtype}"
+        if tensor.dtype is not first:
+            return "tensors of several element types"
+        if not tensor.numel():
+            return "an empty tensor"
+        if tensor.is_conj() or tensor.is_neg():
+            return "a tensor with a pending sign"
+        if not 3 <= tensor.dim() <= 5 and tensor.dim() != 1:
+            return f"a tensor of {tensor.dim()} dimensions"
+    return ""
+
+
+def _step(
+    wanted: Role,
+    given: dict[Role, Tensor],
+    bias: Tensor | None,
+    result: Result,
+    attributes: Attributes,
+    asked: Setting,
+) -> Step | str:
+    """The step for a gradient, or why it is left to PyTorch."""
+    try:
+        step = make_step(wanted, given, bias, result, attributes.geometry(len(result.shape) - 2), asked.algorithm)
+    except SpecError as error:
+        return str(error)  # PyTorch will say it in its own words, or compute it
+    except ConvgradError as error:
+        return f"{type(error).__name__}: {error}"
+    return hindrance(step, asked.policy) or step
+
+
+def _lies_last(
+    x: Tensor, w: Tensor, bias: Tensor | None, attributes: Attributes, bias_sizes: Ints | None = None
+) -> bool:
+    """Whether results of PyTorch's own kernels have their channels last in memory; its fake kernels ask the same.
+
+    One spatial axis is computed as two, the first of size 1, from data that is contiguous.
+    """
+    how: tuple[Any, ...] = (*attributes,) if bias_sizes is None else (*attributes, bias_sizes)
+    kernel = torch._C._select_conv_backend(x, w, bias, *how)
+    if x.dim() == 3:
+        x, w = x.new_empty(x.shape).unsqueeze(2), w.unsqueeze(2)
+    order = torch._C._conv_determine_backend_memory_format(x, w, kernel)
+    return order in (torch.channels_last, torch.channels_last_3d)
+
+
+def _layer(x: Tensor, w: Tensor, attributes: Attributes) -> str:
+    """A layer in the report: `conv2d f32 8x64x56x56, 64x64x3x3 s1 p1`."""
+    rank = x.dim() - 2
+    name = f"conv{'_transpose' if attributes.transposed else ''}{rank}d"
+    words = [name, NAMES.get(x.dtype, str(x.dtype)), f"{_by(x.shape)},", _by(w.shape)]
+    for letter, value in (("s", attributes.stride), ("p", attributes.padding), ("d", attributes.dilation)):
+        plain = 0 if letter == "p" else 1
+        if any(v != plain for v in value):
+            words.append(letter + _by(tuple(value[:1]) if len(set(value)) == 1 else tuple(value)))
+    if attributes.groups != 1:
+        words.append(f"g{attributes.groups}")
+    return " ".join(words)
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _names(mask: Sequence[bool]) -> str:
+    return ", ".join(name for name, asked in zip(("data", "weights", "bias"), mask, strict=True) if asked)
+
+
+def _told(step: Step | None) -> str:
+    return "" if step is None else step.backend
+
+
+__all__ = ["Problem", "install", "installed", "report", "uninstall"]
