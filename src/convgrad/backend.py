@@ -72,10 +72,6 @@ class Refusal(NamedTuple):
         return f"{self.backend}: {self.reason}"
 
 
-HOST_TEAM = 1 << 16
-"""Added to the `context` of a call on the CPU: have it run on the threads of the caller's OpenMP, if it has one."""
-
-
 class Executable(Protocol):
     """A problem, ready to be computed, any number of times and from any number of threads at once."""
 
@@ -83,7 +79,7 @@ class Executable(Protocol):
         """Write every element of the wanted tensor; the arguments are addresses.
 
         `context` is a CUDA stream, or how many threads the CPU may use, where 0 leaves it to the back end, plus
-        `HOST_TEAM` or not.
+        `host_team.HOST_TEAM` or not.
         """
 
 
@@ -152,4 +148,4 @@ class Library(Protocol):
         """Take note that the memory of a value was written to."""
 
     def context(self, value: Any) -> int:
-        """The `context` that a value is computed in: the current stream of its device, 0 or `HOST_TEAM`."""
+        """The `context` that a value is computed in: the current stream of its device, 0 or `host_team.HOST_TEAM`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -15,16 +14,6 @@ from .backend import Tensor
 from .dtypes import DTYPES, Array, name_of
 from .errors import OutOfMemoryError
 from .spec.problem import Ints
-
-THREADS_OF: list[str] = []
-"""Shared libraries of this process that compute with OpenMP; kernels may run on the threads of the first one's."""
-
-
-def share_threads(library: str) -> None:
-    """Name a shared library whose OpenMP is to run kernels too: its path, without the system's ending."""
-    path = library + (".dylib" if sys.platform == "darwin" else ".so")
-    if path not in THREADS_OF:
-        THREADS_OF.append(path)
 
 
 class _Interface(ctypes.Structure):

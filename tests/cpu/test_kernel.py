@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from convgrad import libraries
-from convgrad.backend import HOST_TEAM
 from convgrad.cpu import kernel, target
+from convgrad.host_team import HOST_TEAM
 from convgrad.spec.problem import Problem
 
 TEXT = "y f32 n2 g1 cx64 cy64 x30x30 w3x3 y30x30 s1x1 d1x1 p1x1"

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from convgrad import ConvgradError, libraries
-from convgrad.backend import HOST_TEAM
 from convgrad.cpu.compile import jit
 from convgrad.cpu.emit.frame import Frame
 from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.threads import count as counting
 from convgrad.cpu.threads import team as teams
 from convgrad.cpu.threads import team_ir
+from convgrad.host_team import HOST_TEAM
 
 HOST = jit.host()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or needs the team")
@@ -409,7 +409,7 @@ def test_a_child_of_a_fork_does_not_wait_for_threads_that_were_lent():
     text = """
 import torch
 from convgrad import libraries
-from convgrad.backend import HOST_TEAM
+from convgrad.host_team import HOST_TEAM
 libraries.find(torch.zeros(1))
 def lent(count):
     entry, threads = teams.borrowed(HOST_TEAM + count)

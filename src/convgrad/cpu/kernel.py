@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..backend import HOST_TEAM
 from ..errors import OutOfMemoryError
+from ..host_team import HOST_TEAM
 from ..spec.problem import Problem
 from .compile import jit, recall
 from .target import LINE, Target

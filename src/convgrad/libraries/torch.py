@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import HOST_TEAM, Tensor
+from ..backend import Tensor
 from ..dtypes import Array
+from ..host_team import HOST_TEAM, share_threads
 from ..spec.check import broken
 
 name = "torch"
@@ -27,7 +28,7 @@ def owns(value: Any) -> bool:
 def keyed() -> tuple[type, ...]:
     """Plain tensors and parameters: subclasses may have no memory of their own."""
     torch: Any = sys.modules["torch"]
-    host.share_threads(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu"))
+    share_threads(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu"))
     known = hasattr(torch._C, "_dispatch_keys") and hasattr(torch._C.DispatchKeySet, "raw_repr")
     return (torch.Tensor, torch.nn.Parameter) if known else ()
 

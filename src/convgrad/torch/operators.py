@@ -1,4 +1,4 @@
-"""The operators `torch.ops.convgrad.*`: one for each tensor of the geometry y = conv(x, w), and what PyTorch asks of each.
+"""The operators `torch.ops.convgrad.*`: one for each tensor of y = conv(x, w), and what PyTorch asks of each.
 
 `convolution` computes y, `convolution_data` x and `convolution_weights` w. A transposed convolution is
 `convolution_data` of its input. The gradients of each of the three are the two others, so that one formula serves all,

@@ -28,8 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import HOST_TEAM
-from ...host import THREADS_OF
+from ...host_team import HOST_TEAM, THREADS_OF
 from .count import available
 from .team_ir import source
 
