@@ -21,6 +21,7 @@ LAYERS = {
     "errors": 0,
     "dtypes": 0,
     "memory": 0,
+    "host_team": 0,
     "spec": 1,
     "bias": 2,
     "reference": 2,
