@@ -134,5 +134,6 @@ def _take(size: int) -> _Workspace:
 
 def _give(space: _Workspace) -> None:
     """Keep a workspace for a later call, unless much is kept already."""
-    if sum(kept.size for kept in tuple(_free)) + space.size <= KEEP:
+    kept = sum([kept.size for kept in tuple(_free)]) if _free else 0
+    if kept + space.size <= KEEP:
         _free.append(space)

@@ -49,6 +49,15 @@ class Result(NamedTuple):
     accumulate: bool = False
 
 
+def _empty(shape: Ints, strides: Ints, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+# What Inductor's code calls: it takes half the time, because it has fewer kinds of arguments to tell apart.
+_empty_on_cpu = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_on_cpu = getattr(_empty_on_cpu, "_empty_strided_cpu", _empty)
+
+
 class Step(NamedTuple):
     """One result, and what computes it."""
 
@@ -63,11 +72,13 @@ class Step(NamedTuple):
         at = 0 if bias is None else bias.data_ptr()
         self.execute(x.data_ptr(), w.data_ptr(), y.data_ptr(), at, self.context or library.context(x))
 
-    def new(self, device: torch.device) -> Tensor:
-        """Memory for the result, its values not set."""
+    def new(self, like: Tensor) -> Tensor:
+        """Memory for the result on the device of a tensor, its values not set."""
         shape, strides, dtype, _ = self.result
         try:
-            return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            if like.is_cpu:
+                return _empty_on_cpu(shape, strides, dtype)
+            return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)
         except RuntimeError as error:
             if "alloc" not in str(error):
                 raise
@@ -88,7 +99,7 @@ def compute(
     """The wanted tensor, from the two others and a bias for its channels."""
     step = step_for(wanted, tensors, bias, result, geometry, algorithm)
     first = next(iter(tensors.values()))
-    out = step.new(first.device)
+    out = step.new(first)
     x, w, y = (tensors.get(role, out) for role in ("x", "w", "y"))
     step.run(x, w, y, bias)
     return out

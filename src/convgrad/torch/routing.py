@@ -7,7 +7,7 @@ itself. How a call is computed is decided when its key is new, and kept; results
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -18,7 +18,8 @@ from torch import Tensor
 from .. import engine
 from ..errors import ConvgradError, SpecError
 from ..spec.check import broken
-from ..spec.problem import Problem, Role
+from ..spec.problem import Role
+from ..spec.table import ALGORITHMS
 from .plans import NAMES, Geometry, Result, Step, keep, make_step, setting, strides_in
 from .policy import POLICIES, hindrance
 from .report import Entry, Report
@@ -54,8 +55,7 @@ class Route(NamedTuple):
     data: Step | None
     weights: Step | None
     bias: bool
-    rest: tuple[bool, bool, bool]  # the mask of what PyTorch computes
-    transposed: bool
+    rest: list[bool] | None  # the mask of what PyTorch computes, if that is anything
     others: tuple[int, ...]  # the axes that the bias gradient sums over
     entries: tuple[Entry, ...]  # of the report: of what is ours, then of what is not
 
@@ -64,7 +64,6 @@ class ForwardRoute(NamedTuple):
     """How a forward pass is computed."""
 
     step: Step | None
-    transposed: bool
     entry: Entry
 
 
@@ -83,8 +82,17 @@ class _Router:
         self.lock = threading.RLock()
         self.setting: Setting | None = None
         self.libraries: list[Any] = []
-        self.routes: dict[Hashable, Any] = {}
+        self.routes: dict[str, dict[Hashable, Any]] = {}
         self.report = Report()
+
+    def routes_of(self, device: str) -> dict[Hashable, Any]:
+        """The routes of calls on a kind of device."""
+        return self.routes.setdefault(device, {})
+
+    def forget(self) -> None:
+        """Have every call planned anew."""
+        for routes in self.routes.values():
+            routes.clear()
 
 
 _router = _Router()
@@ -100,20 +108,16 @@ def install(policy: str = "fast", *, algorithm: str = "direct", forward: bool = 
     What is not taken goes to PyTorch's kernel; `report()` tells what and why. To install again changes the setting.
     """
     asked = Setting(_choice("policy", policy, POLICIES), algorithm, forward)
-    from ..spec.table import ALGORITHMS
-
     _choice("algorithm", algorithm, ALGORITHMS)
     with _router.lock:
         if _router.setting == asked:
             return
         _remove()
-        devices = dict.fromkeys(backend.device for backend in engine.BACKENDS)
-        for device in (KEYS[d] for d in devices if d in KEYS):
-            stock = torch.library.get_kernel("aten::convolution_backward", device)
-            _override("convolution_backward", _backward(stock, asked), device)
-            if forward:
-                stock = torch.library.get_kernel("aten::convolution", device)
-                _override("convolution", _forward(stock, asked), device)
+        for device in dict.fromkeys(backend.device for backend in engine.BACKENDS):
+            if device == "cpu" or (device == "cuda" and torch.backends.cuda.is_built()):
+                _override("convolution_backward", _backward, device, asked)
+                if forward:
+                    _override("convolution", _forward, device, asked)
         _router.setting = asked
 
 
@@ -147,7 +151,7 @@ def report(*, clear: bool = False) -> Report:
         found = _router.report.copy()
         if clear:
             _router.report.clear()
-            _router.routes.clear()
+            _router.forget()
         return found
 
 
@@ -159,9 +163,12 @@ def _choice(name: str, value: Any, choices: Any) -> str:
     return str(value)
 
 
-def _override(name: str, function: Any, device: str) -> None:
-    library = torch.library.Library("aten", "IMPL", device)
-    library.impl(name, function, device, with_keyset=True)
+def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, asked: Setting) -> None:
+    """Put a kernel of ours in the place of PyTorch's, which it may call."""
+    key = KEYS[device]
+    stock = torch.library.get_kernel(f"aten::{name}", key)
+    library = torch.library.Library("aten", "IMPL", key)
+    library.impl(name, make(stock, device, asked), key, with_keyset=True)
     _router.libraries.append(library)
 
 
@@ -170,13 +177,13 @@ def _remove() -> None:
     for library in reversed(_router.libraries):
         library._destroy()
     _router.libraries.clear()
-    _router.routes.clear()
+    _router.forget()
     _router.setting = None
 
 
-def _backward(stock: Any, asked: Setting) -> Any:
-    """What takes the place of PyTorch's kernel of the backward pass."""
-    routes = _router.routes
+def _backward(stock: Any, device: str, asked: Setting) -> Any:
+    """What takes the place of PyTorch's kernel of the backward pass on a kind of device."""
+    routes = _router.routes_of(device)
 
     def backward(
         keyset: Any,
@@ -192,31 +199,32 @@ def _backward(stock: Any, asked: Setting) -> Any:
         groups: int,
         mask: Mask,
     ) -> Any:
+        # One tuple, written out: this is most of what a small problem costs here.
         key = (
             *(grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
             *(*stride, *padding, *dilation, *output_padding, transposed, groups, *mask),
-            *_setting(),
+            *_setting(x),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
         if route is None:
             made = _plan_backward(grad, x, w, bias_sizes, Attributes(*how), mask, asked)
             route = keep(routes, key, made)
-        data, weights, bias, rest, _, others, entries = route
+        data, weights, bias, rest, others, entries = route
         dx = dw = db = None
         begin = perf_counter()
         if data is not None:
-            dx = data.new(x.device)
+            dx = data.new(x)
             data.run(*((grad, w, dx) if transposed else (dx, w, grad)))
             begin = entries[0].count(begin)
         if weights is not None:
-            dw = weights.new(x.device)
+            dw = weights.new(x)
             weights.run(*((grad, dw, x) if transposed else (x, dw, grad)))
             begin = entries[1].count(begin)
         if bias:
             db = grad.sum(others)
-        if rest[0] or rest[1] or rest[2]:
-            theirs = stock.call_boxed(keyset, grad, x, w, bias_sizes, *how, list(rest))
+        if rest is not None:
+            theirs = stock.call_boxed(keyset, grad, x, w, bias_sizes, *how, rest)
             entries[2].count(begin)
             dx, dw, db = (ours if ours is not None else other for ours, other in zip((dx, dw, db), theirs, strict=True))
         return dx, dw, db
@@ -224,9 +232,9 @@ def _backward(stock: Any, asked: Setting) -> Any:
     return backward
 
 
-def _forward(stock: Any, asked: Setting) -> Any:
-    """What takes the place of PyTorch's kernel of the forward pass."""
-    routes = _router.routes
+def _forward(stock: Any, device: str, asked: Setting) -> Any:
+    """What takes the place of PyTorch's kernel of the forward pass on a kind of device."""
+    routes = _router.routes_of(device)
 
     def forward(
         keyset: Any,
@@ -244,18 +252,18 @@ def _forward(stock: Any, asked: Setting) -> Any:
             *(x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
             None if bias is None else (bias.dtype, bias.shape, bias.stride()),
             *(*stride, *padding, *dilation, *output_padding, transposed, groups),
-            *_setting(),
+            *_setting(x),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
         if route is None:
             route = keep(routes, key, _plan_forward(x, w, bias, Attributes(*how), asked))
-        step, _, entry = route
+        step, entry = route
         begin = perf_counter()
         if step is None:
             out = stock.call_boxed(keyset, x, w, bias, *how)
         else:
-            out = step.new(x.device)
+            out = step.new(x)
             step.run(*((out, w, x) if transposed else (x, w, out)), bias)
         entry.count(begin)
         return out
@@ -263,9 +271,11 @@ def _forward(stock: Any, asked: Setting) -> Any:
     return forward
 
 
-def _setting() -> tuple[Hashable, ...]:
-    """What a route depends on besides its tensors and attributes: PyTorch chooses memory formats by the first."""
-    return torch._C._get_mkldnn_enabled(), *setting()
+def _setting(x: Tensor) -> tuple[Hashable, ...]:
+    """What a route depends on besides shapes, strides, types and attributes. PyTorch chooses memory formats by whether
+    it may use oneDNN.
+    """
+    return x.device, torch._C._get_mkldnn_enabled(), *setting()
 
 
 def _plan_backward(
@@ -291,14 +301,14 @@ def _plan_backward(
             else:
                 reasons.append(f"{name}: {found}")
     data, weights = steps.get("data"), steps.get("weights")
-    rest = (mask[0] and data is None, mask[1] and weights is None, mask[2] and not steps)
+    rest = [mask[0] and data is None, mask[1] and weights is None, mask[2] and not steps]
     layer = _layer(x, w, attributes)
     entries = (
         _router.report.entry(f"{layer} data", _told(data)),
         _router.report.entry(f"{layer} weights", _told(weights)),
         _router.report.entry(f"{layer} {_names(rest)}", "", reason or "; ".join(reasons)),
     )
-    return Route(data, weights, mask[2] and not rest[2], rest, transposed, others, entries)
+    return Route(data, weights, mask[2] and not rest[2], rest if any(rest) else None, others, entries)
 
 
 def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, attributes: Attributes, asked: Setting) -> ForwardRoute:
@@ -316,8 +326,8 @@ def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, attributes: Attribu
         found = _step("x" if transposed else "y", given, bias, result, attributes, asked)
     layer = f"{_layer(x, w, attributes)} forward"
     if isinstance(found, Step):
-        return ForwardRoute(found, transposed, _router.report.entry(layer, _told(found)))
-    return ForwardRoute(None, transposed, _router.report.entry(layer, "", found))
+        return ForwardRoute(found, _router.report.entry(layer, _told(found)))
+    return ForwardRoute(None, _router.report.entry(layer, "", found))
 
 
 def _refusal(*tensors: Tensor) -> str:
@@ -396,6 +406,3 @@ def _names(mask: Sequence[bool]) -> str:
 
 def _told(step: Step | None) -> str:
     return "" if step is None else step.backend
-
-
-__all__ = ["Problem", "install", "installed", "report", "uninstall"]

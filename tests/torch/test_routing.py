@@ -1,0 +1,398 @@
+"""`install()`: PyTorch's convolutions computed here give what PyTorch gives, and all that is around them goes on."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+import convgrad.torch
+from convgrad.torch import routing
+from convgrad.torch.report import Report
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FORMATS = {
+    1: (torch.contiguous_format,),
+    2: (torch.contiguous_format, torch.channels_last),
+    3: (torch.contiguous_format, torch.channels_last_3d),
+}
+# stride, padding, dilation, output padding, groups; the last is depthwise with two results for each channel.
+LAYERS = ((1, 1, 1, 0, 1), (2, 0, 1, 1, 1), (1, 2, 2, 0, 2), (3, 1, 1, 2, 4))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_installed():
+    yield
+    assert routing._router.setting is None
+    convgrad.torch.report(clear=True)
+
+
+def whole(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Small whole numbers, most of them 0, whose sums are exact in every type."""
+    made = torch.Generator().manual_seed(seed)
+    values = torch.randint(-2, 3, shape, generator=made)
+    return (values * (torch.rand(shape, generator=made) < 0.3)).to(dtype)
+
+
+def tensors(rank, transposed, dtype, order, layer, size=7):
+    """The result's gradient, input and weight of a layer, and its attributes."""
+    stride, padding, dilation, extra, groups = layer
+    extra = extra if transposed else 0
+    x = whole((2, 4, *range(size, size + rank)), dtype, 1).contiguous(memory_format=order)
+    w = whole((4, 8 // groups if transposed else 4 // groups, *(3,) * rank), dtype, 2)
+    if transposed is False:
+        w = whole((8, 4 // groups, *(3,) * rank), dtype, 2)
+    w = w.contiguous(memory_format=order)
+    how = ([stride] * rank, [padding] * rank, [dilation] * rank, transposed, [extra] * rank, groups)
+    y = torch.ops.aten.convolution(x, w, None, *how)
+    return whole(tuple(y.shape), dtype, 3).contiguous(memory_format=order), x, w, how
+
+
+def backward(grad, x, w, how, mask=(True, True, True)):
+    """What PyTorch's operator gives."""
+    channels = w.shape[1] * how[5] if how[3] else w.shape[0]
+    return torch.ops.aten.convolution_backward(grad, x, w, [channels], *how, list(mask))
+
+
+def agree(ours, theirs):
+    """Values, and where they lie in memory."""
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert a.dtype == b.dtype
+            assert a.shape == b.shape
+            assert a.stride() == b.stride()
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_gradients_are_those_of_pytorch(rank, transposed):
+    for dtype, order, layer in itertools.product((*DTYPES, torch.float64), FORMATS[rank], LAYERS):
+        grad, x, w, how = tensors(rank, transposed, dtype, order, layer)
+        theirs = backward(grad, x, w, how)
+        with convgrad.torch.installed("all"):
+            agree(backward(grad, x, w, how), theirs)
+    report = convgrad.torch.report()
+    assert report.passed == 0
+    assert report.taken == 2 * 4 * len(FORMATS[rank]) * len(LAYERS)
+
+
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3)))
+def test_every_mask(mask):
+    for transposed, dtype in itertools.product([False, True], [torch.float32, torch.bfloat16]):
+        grad, x, w, how = tensors(2, transposed, dtype, torch.channels_last, LAYERS[2])
+        theirs = backward(grad, x, w, how, mask)
+        with convgrad.torch.installed("all"):
+            agree(backward(grad, x, w, how, mask), theirs)
+
+
+def test_results_lie_as_those_of_pytorch_for_sizes_of_one():
+    """Strides of axes of size 1 and data that is neither one nor the other."""
+    shapes = [(1, 1, 5, 5), (2, 1, 1, 1), (1, 4, 1, 6), (3, 4, 5, 1), (1, 1, 1, 1), (2, 4, 6, 6)]
+    for shape, flip in itertools.product(shapes, [(0, 1, 2, 3), (0, 2, 3, 1), (3, 1, 2, 0), (0, 1, 3, 2)]):
+        x = whole(tuple(shape[a] for a in flip), torch.float32, 1)
+        x = x.permute([flip.index(a) for a in range(4)])
+        w = whole((4, shape[1], 3, 3), torch.float32, 2)
+        for weight in (w, w.contiguous(memory_format=torch.channels_last)):
+            how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+            grad = whole((shape[0], 4, *shape[2:]), torch.float32, 3)
+            theirs = backward(grad, x, weight, how)
+            with convgrad.torch.installed("all"):
+                agree(backward(grad, x, weight, how), theirs)
+
+
+def test_any_strides():
+    """Gradients that are expanded, sliced, transposed or negative views."""
+    grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
+    expanded = torch.ones(()).expand(grad.shape)
+    sliced = whole((*grad.shape[:3], 2 * grad.shape[3]), torch.float32, 4)[..., ::2]
+    turned = grad.transpose(2, 3).contiguous().transpose(2, 3)
+    for g in (expanded, sliced, turned, grad.flip(0)):
+        theirs = backward(g, x, w, how)
+        with convgrad.torch.installed("all"):
+            agree(backward(g, x, w, how), theirs)
+    complex_view = torch.complex(torch.zeros_like(grad), grad).conj().imag
+    assert complex_view.is_neg()
+    theirs = backward(complex_view, x, w, how)
+    with convgrad.torch.installed("all"):
+        agree(backward(complex_view, x, w, how), theirs)
+
+
+def test_what_is_left_to_pytorch_says_why():
+    grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
+    calls = {
+        "torch.complex64": [t.to(torch.complex64) for t in (grad, x, w)],
+        "an empty tensor": [grad[:0], x[:0], w],
+    }
+    for reason, given in calls.items():
+        theirs = backward(*given, how)
+        with convgrad.torch.installed("all"):
+            agree(backward(*given, how), theirs)
+        report = convgrad.torch.report(clear=True)
+        assert report.taken == 0
+        assert report.passed == 1
+        assert reason in report.rows[0].reason
+        assert reason in str(report)
+
+
+def test_float64_is_left_to_pytorch_where_speed_counts():
+    grad, x, w, how = tensors(2, False, torch.float64, torch.contiguous_format, LAYERS[0])
+    with convgrad.torch.installed():
+        agree(backward(grad, x, w, how), backward(grad, x, w, how))
+    report = convgrad.torch.report()
+    assert report.taken == 0
+    assert "no kernel" in report.rows[0].reason
+
+
+def test_mistakes_are_told_by_pytorch():
+    grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
+    for given in ((grad, x[:, :3], w), (grad[:1], x, w), (grad, x, w.double()), (grad, x[0], w)):
+        with pytest.raises(RuntimeError) as stock:
+            backward(*given, how)
+        with convgrad.torch.installed("all"), pytest.raises(RuntimeError) as ours:
+            backward(*given, how)
+        assert str(ours.value) == str(stock.value)
+
+
+def registered() -> str:
+    """Which kernels PyTorch's dispatcher has for the operators, without the places in which they were made."""
+    found = [torch._C._dispatch_dump(f"aten::{name}") for name in ("convolution", "convolution_backward")]
+    return "\n".join(line.partition(" :: ")[0] for line in "\n".join(found).splitlines() if "debug" not in line)
+
+
+def test_uninstall_restores_exactly():
+    before = registered()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for forward in (False, True):
+            convgrad.torch.install(forward=forward)
+            assert registered() != before
+            convgrad.torch.install(forward=forward)  # nothing changes
+            assert len(routing._router.libraries) == 1 + forward
+            convgrad.torch.uninstall()
+            convgrad.torch.uninstall()
+            assert registered() == before
+    assert not seen
+
+
+def test_blocks_within_blocks():
+    grad, x, w, how = tensors(2, False, torch.float64, torch.contiguous_format, LAYERS[0])
+
+    def taken():
+        convgrad.torch.report(clear=True)
+        backward(grad, x, w, how)
+        return convgrad.torch.report().taken
+
+    with convgrad.torch.installed():
+        assert taken() == 0
+        with pytest.raises(ZeroDivisionError), convgrad.torch.installed("all"):
+            1 / 0  # noqa: B018
+        assert taken() == 0
+        assert routing._router.setting.policy == "fast"
+        with convgrad.torch.installed("all"):
+            convgrad.torch.uninstall()
+            convgrad.torch.report(clear=True)
+        assert routing._router.setting.policy == "fast"
+
+
+@pytest.mark.parametrize("wrong", [{"policy": "quick"}, {"algorithm": "fft"}])
+def test_settings_that_do_not_exist(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))) as error:
+        convgrad.torch.install(**wrong)
+    assert "install" in str(error.value)
+    assert routing._router.setting is None
+
+
+def model() -> torch.nn.Module:
+    """Every kind of convolution, one after another."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 5, padding=2, groups=8, bias=False),
+        torch.nn.Conv2d(8, 16, 3, stride=2, padding="valid"),
+        torch.nn.ReLU(),
+        torch.nn.ConvTranspose2d(16, 8, 3, stride=2, output_padding=1),
+        torch.nn.Conv2d(8, 4, 1),
+    )
+
+
+def gradients(net, x, around=None):
+    """Gradients of all parameters and of the input."""
+    x = x.clone().requires_grad_()
+    net.zero_grad()
+    (around or net)(x).square().mean().backward()
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+def close(ours, theirs, factor=1.0):
+    """f32 sums of some hundred terms in another order: each term is rounded by 2^-24, and there are several layers."""
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.stride() == b.stride()
+        bound = factor * 1000 * 2**-24 * b.double().abs().max().item()
+        assert (a.double() - b.double()).abs().max().item() <= bound
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_model(order):
+    net = model().to(memory_format=order)
+    x = torch.randn(2, 3, 13, 13).contiguous(memory_format=order)
+    theirs = gradients(net, x)
+    for forward in (False, True):
+        with convgrad.torch.installed("all", forward=forward):
+            close(gradients(net, x), theirs)
+        report = convgrad.torch.report(clear=True)
+        assert report.passed == 0
+        assert report.taken == (5 + 5 if not forward else 15)
+
+
+def test_forward_is_that_of_pytorch():
+    for rank, transposed, dtype in itertools.product([1, 2, 3], [False, True], (*DTYPES, torch.float64)):
+        for order, layer in itertools.product(FORMATS[rank], LAYERS):
+            _, x, w, how = tensors(rank, transposed, dtype, order, layer)
+            bias = whole((w.shape[1] * how[5] if transposed else w.shape[0],), dtype, 5)
+            for given in (None, bias):
+                theirs = torch.ops.aten.convolution(x, w, given, *how)
+                with convgrad.torch.installed("all", forward=True):
+                    agree([torch.ops.aten.convolution(x, w, given, *how)], [theirs])
+    assert convgrad.torch.report().passed == 0
+
+
+def test_bits_do_not_depend_on_threads():
+    net = model()
+    x = torch.randn(4, 3, 31, 31)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        with convgrad.torch.installed("all", forward=True):
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                found.append(gradients(net, x))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        # The bias gradient is a sum of PyTorch's over few numbers, in one order.
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_from_several_threads_while_it_comes_and_goes():
+    net, x = model(), torch.randn(2, 3, 13, 13)
+    theirs = gradients(net, x)
+    failed, stop = [], threading.Event()
+
+    def work():
+        mine = model()
+        try:
+            while not stop.is_set():
+                close(gradients(mine, x), theirs)
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for i in range(40):
+        with convgrad.torch.installed("all" if i % 2 else "fast"):
+            close(gradients(net, x), theirs)
+            convgrad.torch.report()
+    stop.set()
+    for worker in workers:
+        worker.join()
+    assert not failed
+
+
+def test_around_it():
+    """What wraps a model: checkpoints, autocast, traces, torch.func, compilation."""
+    net, x = model(), torch.randn(2, 3, 13, 13)
+    theirs = gradients(net, x)
+
+    def checkpointed(v):
+        return torch.utils.checkpoint.checkpoint(net, v, use_reentrant=False)
+
+    def loss(params, v):
+        return torch.func.functional_call(net, params, (v[None],)).square().mean()
+
+    params = dict(net.named_parameters())
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    per_sample = each(params, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = gradients(net, x)
+    with convgrad.torch.installed("all"):
+        close(gradients(net, x, checkpointed), theirs)
+        close(list(each(params, x).values()), list(per_sample.values()))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(net, x)
+        for a, b in zip(found, narrow, strict=True):
+            assert a.dtype is b.dtype
+            # Results are rounded to 8 bits in each of some ten steps.
+            assert (a - b).abs().max() <= 10 * 2**-8 * b.abs().max()
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        close(gradients(net, x, compiled), theirs)
+        assert convgrad.torch.report().passed == 0
+
+
+def test_double_backward():
+    net, x = model().double(), torch.randn(1, 3, 7, 7, dtype=torch.float64).requires_grad_()
+    with convgrad.torch.installed("all"):
+        assert torch.autograd.gradgradcheck(net[3], (torch.randn(1, 8, 5, 5).double().requires_grad_(),))
+        assert torch.autograd.gradcheck(net, (x,))
+
+
+def test_the_report_is_a_table():
+    net, x = model(), torch.randn(2, 3, 13, 13)
+    assert "no convolution" in str(convgrad.torch.report())
+    with convgrad.torch.installed("all"):
+        gradients(net, x)
+        gradients(net, x)
+        gradients(net.double(), x.double())
+    report = convgrad.torch.report()
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "calls", "ms", "computed", "by"]
+    assert len(lines) == 2 + len(report.rows)
+    first = next(row for row in report.rows if row.layer == "conv2d f32 2x8x13x13, 8x1x5x5 p2 g8 weights")
+    assert (first.backend, first.calls, first.reason) == ("cpu", 2, "")
+    assert 0 < first.seconds < 10
+    assert any(row.backend == "reference" for row in report.rows)
+    assert report.taken == 30
+    assert lines[-1].startswith("taken 30")
+    assert convgrad.torch.report(clear=True).taken == 30
+    assert convgrad.torch.report().rows == []
+    assert Report().taken == 0
+
+
+FORK = """
+import torch, convgrad.torch
+from torch.utils.data import DataLoader
+
+class Data:
+    def __len__(self):
+        return 6
+    def __getitem__(self, i):
+        x = torch.full((1, 2, 8, 8), float(i), requires_grad=True)
+        torch.nn.functional.conv2d(x, weight, padding=1).sum().backward()
+        return x.grad[0]
+
+weight = torch.ones(4, 2, 3, 3)
+convgrad.torch.install("all")
+expected = Data()[0]
+for _ in range(2):
+    for batch in DataLoader(Data(), num_workers=2, multiprocessing_context="fork"):
+        assert torch.equal(batch[0], expected)
+assert torch.equal(Data()[1], expected)
+report = convgrad.torch.report()
+assert report.taken == 2 and not report.passed, report
+print("well")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_workers_that_were_forked():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "well", done.stderr
