@@ -142,19 +142,20 @@ def exactly(ours: torch.Tensor | None, judge: torch.Tensor) -> None:
 # What follows runs in the processes, and imports what they only need.
 
 
-def layers():
-    """Function, x, w, and how; of the last three the groups are shared among processes, two or four of them."""
+def layers(world):
+    """Function, x, w, and how. On two processes there are fewer: what is shared is what costs time here."""
     x, w = whole(5, 8, 7, 7, seed=1), whole(12, 8, 3, 3, seed=2)
     # These two differ in no tensor's shape but the result's.
     yield "conv2d", x, w, {"padding": 1}
     yield "conv2d", x, w, {"padding": 1, "stride": 2}
-    yield "conv2d", x, w, {"padding": "same", "dilation": 2}
-    yield "conv1d", x[..., 0], w[..., 0], {}
     yield "conv_transpose2d", x, whole(8, 12, 3, 3, seed=2), {"stride": 2, "output_padding": 1}
-    yield "conv_transpose3d", x[..., None], whole(8, 4, 2, 3, 1, seed=2), {"padding": (0, 1, 0)}
     yield "conv2d", x, whole(8, 1, 3, 3, seed=3), {"padding": 1, "groups": 8}
-    yield "conv2d", x, whole(16, 2, 3, 3, seed=3), {"groups": 4}
-    yield "conv_transpose2d", x, whole(8, 3, 3, 3, seed=3), {"groups": 4}
+    if world > 2:
+        yield "conv2d", x, w, {"padding": "same", "dilation": 2}
+        yield "conv1d", x[..., 0], w[..., 0], {}
+        yield "conv_transpose3d", x[..., None], whole(8, 4, 2, 3, 1, seed=2), {"padding": (0, 1, 0)}
+        yield "conv2d", x, whole(16, 2, 3, 3, seed=3), {"groups": 4}
+        yield "conv_transpose2d", x, whole(8, 3, 3, 3, seed=3), {"groups": 4}
 
 
 def against_one(mesh, given, placed):
@@ -188,7 +189,7 @@ def cuts_of_one_axis(world):
 
     mesh = init_device_mesh("cpu", (world,))
     r, p, s0, s1 = Replicate(), Partial(), Shard(0), Shard(1)
-    for given in layers():
+    for given in layers(world):
         transposed = "transpose" in given[0]
         out, inner = (s1, s0) if transposed else (s0, s1)  # of w: channels of the result, channels of the input
         # x, w, bias: y, and the gradients of the three
@@ -210,7 +211,7 @@ def other_cuts(world):
 
     mesh = init_device_mesh("cpu", (world,))
     r, s0, s1 = Replicate(), Shard(0), Shard(1)
-    name, x, w, how = next(layers())
+    name, x, w, how = next(layers(world))
     for placed in ((s0, s0, s0), (s1, s1, s0), (s1, r, r), (r, s1, r)):
         against_one(mesh, (name, x, w, how), [[place] for place in placed])
     against_one(mesh, (name, x[:1], w, how), [[s0], [r], [r]])
@@ -233,12 +234,12 @@ def cuts_of_two_axes(world):
     plain = [([s0, r], [r, s0], [r, s0]), ([s0, s1], [r, s1], [r, r]), ([s0, s0], [r, r], [r, r])]
     plain += [([r, r], [s0, s0], [r, s0]), ([s1, r], [s1, s0], [r, r])]
     grouped = [([s0, s1], [r, s0], [r, s0]), ([s1, s1], [s0, s0], [r, r]), ([r, r], [s0, s0], [r, r])]
-    for name, x, w, how in layers():
+    for name, x, w, how in layers(world):
         if name == "conv2d" and "dilation" not in how:
             for placed in grouped if "groups" in how else plain:
                 against_one(mesh, (name, x, w, how), placed)
     # Five images on four processes: two, two, one and none; or three and two, and each of these in two.
-    found = against_one(mesh, next(layers()), plain[2])
+    found = against_one(mesh, next(layers(world)), plain[2])
     assert found[0] == (s0, s0)
     # Two groups for four processes: DTensor cuts nothing, rather than wrongly.
     two = "conv2d", whole(4, 8, 5, 5), whole(8, 4, 3, 3), {"groups": 2}
@@ -289,7 +290,7 @@ def refusals(world):
 
     mesh = init_device_mesh("cpu", (world,))
     x, w = (distribute_tensor(whole(*shape), mesh, [Replicate()]) for shape in ((4, 8, 8, 8), (8, 8, 4, 4)))
-    for axis in (2, 3):
+    for axis in (2, 3) if world > 2 else (3,):
         cut_x, cut_w = (t.redistribute(placements=[Shard(axis)]) for t in (x, w))
         for function in (convgrad.torch.conv2d, convgrad.torch.conv_transpose2d):
             for bad in ((cut_x, w), (x, cut_w)):
@@ -392,7 +393,8 @@ def data_parallel(world):
 
     rank, judges = dist.get_rank(), judged(2 * world)
     orders = torch.contiguous_format, torch.channels_last
-    for order, ours, view in itertools.product(orders, (False, True), (False, True)):
+    for order, ours in itertools.product(orders, (False, True)):
+        view = ours == (order is torch.channels_last)
         net = model(ours).to(memory_format=order)
         shared = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=view, static_graph=view)
         mine = images(2 * world)[2 * rank : 2 * rank + 2].contiguous(memory_format=order)
