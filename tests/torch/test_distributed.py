@@ -99,6 +99,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp.py"
 
 
 @needs_gloo
+@pytest.mark.slow
 def test_the_example_under_torchrun():
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*start, EXAMPLE, "--steps", "12"], capture_output=True, text=True, timeout=120)
