@@ -32,7 +32,7 @@ def case(function):
     return function
 
 
-def together(count: int, folder: Path, limit: float = 120.0) -> None:
+def together(count: int, folder: Path, limit: float = 240.0) -> None:
     """Run all cases on so many processes; an error of any of them is told with its traceback."""
     logs = [folder / f"process{rank}" for rank in range(count)]
     command = [sys.executable, __file__, str(count), (folder / "store").as_uri()]
@@ -144,18 +144,17 @@ def exactly(ours: torch.Tensor | None, judge: torch.Tensor) -> None:
 
 
 def layers(world):
-    """Function, x, w, and how. On two processes there are fewer: what is shared is what costs time here."""
+    """Function, x, w, and how: some on two processes, others on four."""
     x, w = whole(5, 8, 7, 7, seed=1), whole(12, 8, 3, 3, seed=2)
     # These two differ in no tensor's shape but the result's.
     yield "conv2d", x, w, {"padding": 1}
     yield "conv2d", x, w, {"padding": 1, "stride": 2}
-    yield "conv_transpose2d", x, whole(8, 12, 3, 3, seed=2), {"stride": 2, "output_padding": 1}
     yield "conv2d", x, whole(8, 1, 3, 3, seed=3), {"padding": 1, "groups": 8}
-    if world > 2:
-        yield "conv2d", x, w, {"padding": "same", "dilation": 2}
+    if world == 2:
+        yield "conv_transpose2d", x, whole(8, 12, 3, 3, seed=2), {"stride": 2, "output_padding": 1}
+    else:
         yield "conv1d", x[..., 0], w[..., 0], {}
         yield "conv_transpose3d", x[..., None], whole(8, 4, 2, 3, 1, seed=2), {"padding": (0, 1, 0)}
-        yield "conv2d", x, whole(16, 2, 3, 3, seed=3), {"groups": 4}
         yield "conv_transpose2d", x, whole(8, 3, 3, 3, seed=3), {"groups": 4}
 
 
@@ -236,7 +235,7 @@ def cuts_of_two_axes(world):
     plain += [([r, r], [s0, s0], [r, s0]), ([s1, r], [s1, s0], [r, r])]
     grouped = [([s0, s1], [r, s0], [r, s0]), ([s1, s1], [s0, s0], [r, r]), ([r, r], [s0, s0], [r, r])]
     for name, x, w, how in layers(world):
-        if name == "conv2d" and "dilation" not in how:
+        if name == "conv2d" and "stride" not in how:
             for placed in grouped if "groups" in how else plain:
                 against_one(mesh, (name, x, w, how), placed)
     # Five images on four processes: two, two, one and none; or three and two, and each of these in two.
@@ -489,7 +488,7 @@ def main(world: int, store: str, rank: int) -> None:
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60)
+    limit = datetime.timedelta(seconds=120)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
     for run in CASES:
         run(world)
