@@ -45,6 +45,7 @@ import torch
 from models import MODELS, Model
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import convgrad
 import convgrad.torch
@@ -200,40 +201,56 @@ def timed(training: Training, given: argparse.Namespace) -> tuple[dict[str, floa
     return {name: median(found) for name, found in times.items()}, ratios
 
 
-def profiled(training: Training, given: argparse.Namespace) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The share of a step in convolution backward for both ways, and each layer's time by the shapes of its tensors."""
-    spent: dict[str, list[float]] = {name: [] for name in WAYS}
-    layers: dict[str, dict[str, list[float]]] = {}
-    rounds = 5 if given.report else 1 if given.quick else 2
+class Watch(TorchDispatchMode):
+    """Within the block, the time of each call of PyTorch's convolution backward, in milliseconds by layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: dict[str, list[float]] = {}
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operator; time it if it is the one."""
+        if call is not torch.ops.aten.convolution_backward.default:
+            return call(*args, **(kwargs or {}))
+        begin = time.perf_counter()
+        result = call(*args, **(kwargs or {}))
+        took = 1e3 * (time.perf_counter() - begin)
+        y, x, w, _, stride, padding, dilation, transposed, _, groups, _ = args
+        words = ["transposed" if transposed else "", *("x".join(map(str, t.shape)) for t in (x, w))]
+        for letter, values, plain in (("s", stride, 1), ("p", padding, 0), ("d", dilation, 1), ("g", [groups], 1)):
+            words += [f"{letter}{values[0]}"] * (values[0] != plain)  # all axes of these networks have the same
+        self.layers.setdefault(" ".join(filter(None, words)), []).append(took)
+        return result
+
+
+def profiled(
+    training: Training, given: argparse.Namespace, ms: Mapping[str, float]
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """The share of a step in convolution backward for both ways, and the times of each layer."""
+    watches = {name: Watch() for name in WAYS}
+    rounds = 8 if given.report else 1 if given.quick or max(ms.values()) > 1e3 else 3
     for _ in range(rounds):
         for name in WAYS:
             with way(name, given):
                 training.step()
-                # Kineto, which torch.profiler has besides, writes to stderr and adds nothing on a CPU.
-                with torch.autograd.profiler.profile(use_kineto=False, record_shapes=True) as profile:
-                    begin = time.perf_counter()
+                with watches[name]:
                     training.step()
-                    whole = 1e6 * (time.perf_counter() - begin)
-            inside = 0.0
-            for event in profile.function_events:
-                if event.name == "aten::convolution_backward":
-                    took = event.time_range.elapsed_us()
-                    y, x, w = ("x".join(map(str, shape)) for shape in event.input_shapes[:3])
-                    layers.setdefault(f"{x}, {w} -> {y}", {n: [] for n in WAYS})[name].append(took)
-                    inside += took
-            spent[name].append(inside / whole)
-    rows = [
-        {"layer": layer, "calls": len(found["stock"]) // rounds} | {n: median(found[n]) / 1e3 for n in WAYS}
-        for layer, found in layers.items()
-        if all(found.values())
-    ]
+    rows, spent = [], dict.fromkeys(WAYS, 0.0)
+    for layer, times in watches["stock"].layers.items():
+        found: dict[str, Any] = {"layer": layer, "calls": len(times) // rounds}
+        for name in WAYS:
+            found[name] = median(watches[name].layers[layer])
+            spent[name] += found["calls"] * found[name]
+        rows.append(found)
     rows.sort(key=lambda row: -row["calls"] * row["stock"])
-    return {name: median(found) for name, found in spent.items()}, rows
+    return {name: spent[name] / ms[name] for name in WAYS}, rows
 
 
-def measure(
-    case: tuple[Model, str, str], references: dict[str, Curve], given: argparse.Namespace
-) -> Iterator[str | Row]:
+Case = tuple[Model, str, str]
+"""A network, its element type and its memory format."""
+
+
+def measure(case: Case, references: dict[str, Curve], given: argparse.Namespace) -> Iterator[str | Row]:
     """Train and time one network; says what is being done, and at last what it came to."""
     model, dtype, layout = case
     steps = given.steps or (3 if given.quick or dtype == "f16" else 12)
@@ -265,7 +282,7 @@ def measure(
         ordered = sorted(ratios)
         row.quartiles = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
         yield "profiling"
-        row.share, row.layers = profiled(training, given)
+        row.share, row.layers = profiled(training, given, row.ms)
     row.report = str(convgrad.torch.report(clear=True))
     yield row
 
