@@ -215,7 +215,7 @@ class Watch(TorchDispatchMode):
         begin = time.perf_counter()
         result = call(*args, **(kwargs or {}))
         took = 1e3 * (time.perf_counter() - begin)
-        y, x, w, _, stride, padding, dilation, transposed, _, groups, _ = args
+        x, w, _, stride, padding, dilation, transposed, _, groups, _ = args[1:]
         words = ["transposed" if transposed else "", *("x".join(map(str, t.shape)) for t in (x, w))]
         for letter, values, plain in (("s", stride, 1), ("p", padding, 0), ("d", dilation, 1), ("g", [groups], 1)):
             words += [f"{letter}{values[0]}"] * (values[0] != plain)  # all axes of these networks have the same
