@@ -264,7 +264,7 @@ def unet3d(width: int, classes: int) -> nn.Module:
 
 MODELS = (
     Model("resnet", "3x3, strides, a 7x7 stem", 2, resnet, gratings, 8, 112, 64, 10, 0.005, (2, 32, 8)),
-    Model("convnext", "depthwise 7x7", 2, convnext, gratings, 8, 128, 64, 10, 0.05, (2, 32, 8)),
+    Model("convnext", "depthwise 7x7", 2, convnext, gratings, 8, 128, 64, 10, 0.01, (2, 32, 8)),
     Model("mobilenet", "1x1, depthwise 3x3", 2, mobilenet, gratings, 16, 112, 16, 10, 0.005, (2, 32, 8)),
     Model("unet", "3x3, transposed 2x2", 2, unet2d, partial(balls, 2), 8, 64, 32, 2, 0.05, (2, 16, 4)),
     Model("unet3d", "3x3x3, transposed 2x2x2", 3, unet3d, partial(balls, 3), 1, 32, 16, 2, 0.05, (1, 8, 4)),

@@ -146,7 +146,8 @@ class Row:
 
 def distance(curve: Curve, reference: Curve) -> float:
     """How far a loss curve comes from another."""
-    return max(abs(a - b) for a, b in zip(curve.losses, reference.losses, strict=True))
+    a, b = (torch.tensor(found.losses, dtype=torch.float64) for found in (curve, reference))
+    return float((a - b).abs().max())  # NaN if one is
 
 
 def faults(reference: Curve, stock: Sequence[Curve], ours: Curve, dtype: str) -> list[str]:
@@ -154,7 +155,7 @@ def faults(reference: Curve, stock: Sequence[Curve], ours: Curve, dtype: str) ->
     found = []
     # A loss is known to the rounding of a float32.
     bound = CURVE_ROOM * max(distance(curve, reference) for curve in stock) + 2.0**-23 * max(reference.losses)
-    if not distance(ours, reference) <= bound:  # NaN is none
+    if not distance(ours, reference) <= bound:  # NaN is not
         found.append(f"the losses are {distance(ours, reference):.1e} from float64's, and may be {bound:.1e}")
     errors, norms = {}, {}
     for name, exact in reference.gradients.items():
