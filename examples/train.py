@@ -9,8 +9,12 @@
 The networks are plain PyTorch (`models.py`); all that changes between the two is `convgrad.torch.installed()`. bf16 and
 f16 are those of `torch.autocast`, f16 with a GradScaler. PyTorch's own f16 is slow, so it is asked for by name.
 
-Times are medians of single steps, taken in turns in one process on the same threads. None is shown where a result is
-wrong, and the exit code is 1 then (2 after wrong usage). What counts as right:
+Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. "In conv.
+backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result is
+wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
+give memory, in both ways; the quartiles tell.
+
+What counts as right:
 
 Both trainings begin with the same weights and see the same data; what differs is the order in which sums are taken, so
 rounding differs, and training amplifies that. By how much, PyTorch shows itself: its distance from the same training in
@@ -138,7 +142,7 @@ class Row:
     wrong: list[str]
     ms: dict[str, float] = field(default_factory=dict)
     ratio: float | None = None  # stock's time over convgrad's
-    quartiles: tuple[float, float] | None = None  # of the ratios of the pairs of blocks
+    quartiles: tuple[float, float] | None = None  # of the ratios of blocks that follow each other
     share: dict[str, float] = field(default_factory=dict)  # of the step, in convolution backward
     layers: list[dict[str, Any]] = field(default_factory=list)
     report: str = ""
@@ -175,7 +179,7 @@ def faults(reference: Curve, stock: Sequence[Curve], ours: Curve, dtype: str) ->
 
 
 def timed(training: Training, given: argparse.Namespace) -> tuple[dict[str, float], list[float]]:
-    """The median time of a step in milliseconds for both ways, and the ratios of neighbouring blocks."""
+    """The median time of a step in milliseconds for both ways, which take turns, and the ratios of their blocks."""
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     ratios = []
     gc.collect()
@@ -184,7 +188,7 @@ def timed(training: Training, given: argparse.Namespace) -> tuple[dict[str, floa
     try:
         while len(ratios) < 2 or time.perf_counter() < end:
             middle = {}
-            for name in WAYS if len(ratios) % 2 else WAYS[::-1]:
+            for name in WAYS:
                 block = []
                 with way(name, given):
                     training.step()  # to warm up: the other way left its own data in the caches
@@ -279,7 +283,7 @@ def measure(case: Case, references: dict[str, Curve], given: argparse.Namespace)
     if not row.wrong:
         yield "timing"
         row.ms, ratios = timed(training, given)
-        row.ratio = median(ratios)
+        row.ratio = row.ms["stock"] / row.ms["convgrad"]
         ordered = sorted(ratios)
         row.quartiles = ordered[len(ordered) // 4], ordered[-1 - len(ordered) // 4]
         yield "profiling"
