@@ -9,8 +9,8 @@
 The networks are plain PyTorch (`models.py`); all that changes between the two is `convgrad.torch.installed()`. bf16 and
 f16 are those of `torch.autocast`, f16 with a GradScaler. PyTorch's own f16 is slow, so it is asked for by name.
 
-Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. "In conv.
-backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result is
+Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. The
+column "conv. backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result is
 wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
 give memory, in both ways; the quartiles tell.
 
@@ -36,6 +36,7 @@ import gc
 import importlib.util
 import json
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -293,7 +294,7 @@ def measure(case: Case, references: dict[str, Curve], given: argparse.Namespace)
 
 
 COLUMNS = {"model": 11, "type": 6, "format": 15, "stock ms": 10, "convgrad ms": 13, "ratio": 8, "quartiles": 14,
-           "in conv. backward": 19, "loss": 17, "from float64": 20, "": 4}  # fmt: skip
+           "conv. backward": 19, "loss": 17, "from float64": 20, "": 4}  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -310,12 +311,13 @@ def cells(row: Row) -> list[str]:
 
 
 class Screen:
-    """The table as it grows, and a bar that says what is being done: by rich on a terminal, else plain lines."""
+    """The table as it grows, and a bar that says what is being done: by rich on a terminal that is wide enough, else lines."""
 
     def __init__(self, total: int) -> None:
         self.total, self.finished, self.live = total, 0, None
         self.terminal = sys.stdout.isatty()
-        if self.terminal and importlib.util.find_spec("rich"):
+        wide = shutil.get_terminal_size().columns >= sum(COLUMNS.values())
+        if self.terminal and wide and importlib.util.find_spec("rich"):
             from rich.console import Group
             from rich.live import Live
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
