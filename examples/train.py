@@ -9,9 +9,9 @@
 The networks are plain PyTorch (`models.py`); all that changes between the two is `convgrad.torch.installed()`. bf16 and
 f16 are those of `torch.autocast`, f16 with a GradScaler. PyTorch's own f16 is slow, so it is asked for by name.
 
-Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. The
-column "conv. backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result is
-wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
+Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. The column
+"conv. backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result
+is wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
 give memory, in both ways; the quartiles tell.
 
 What counts as right:
@@ -311,7 +311,7 @@ def cells(row: Row) -> list[str]:
 
 
 class Screen:
-    """The table as it grows, and a bar that says what is being done: by rich on a terminal that is wide enough, else lines."""
+    """The table as it grows, and what is being done: by rich on a terminal that is wide enough, else lines."""
 
     def __init__(self, total: int) -> None:
         self.total, self.finished, self.live = total, 0, None
