@@ -233,23 +233,24 @@ def profiled(
     training: Training, given: argparse.Namespace, ms: Mapping[str, float]
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The share of a step in convolution backward for both ways, and the times of each layer."""
-    watches = {name: Watch() for name in WAYS}
+    watches, whole = {name: Watch() for name in WAYS}, dict.fromkeys(WAYS, 0.0)
     rounds = 8 if given.report else 1 if given.quick or max(ms.values()) > 1e3 else 3
     for _ in range(rounds):
         for name in WAYS:
             with way(name, given):
                 training.step()
                 with watches[name]:
+                    begin = time.perf_counter()
                     training.step()
-    rows, spent = [], dict.fromkeys(WAYS, 0.0)
+                    whole[name] += 1e3 * (time.perf_counter() - begin)
+    rows = []
     for layer, times in watches["stock"].layers.items():
         found: dict[str, Any] = {"layer": layer, "calls": len(times) // rounds}
         for name in WAYS:
             found[name] = median(watches[name].layers[layer])
-            spent[name] += found["calls"] * found[name]
         rows.append(found)
     rows.sort(key=lambda row: -row["calls"] * row["stock"])
-    return {name: spent[name] / ms[name] for name in WAYS}, rows
+    return {name: sum(map(sum, watches[name].layers.values())) / whole[name] for name in WAYS}, rows
 
 
 Case = tuple[Model, str, str]
