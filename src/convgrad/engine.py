@@ -71,4 +71,5 @@ def _on(device: Device) -> list[Backend]:
 def _refused(refusals: list[Refusal], device: Device) -> UnsupportedError:
     """The error with every back end's reason."""
     others = [Refusal(b.name, f"computes on {b.device}, not on {device}") for b in BACKENDS if b.device != device.kind]
-    return UnsupportedError(f"no back end takes this problem: {'; '.join(map(str, [*refusals, *others]))}")
+    hint = "" if refusals else "; move the tensors there"
+    return UnsupportedError(f"no back end takes this problem: {'; '.join(map(str, [*refusals, *others]))}{hint}")
