@@ -63,7 +63,12 @@ Bounds = tuple[int, int]
 def may_overlap(bounds: Bounds, others: Iterable[Bounds]) -> bool:
     """Whether a tensor may have a byte in common with one of some others."""
     low, high = bounds
-    return any(low < end and begin < high for begin, end in others)
+    for begin, end in others:
+        if low < end and begin < high:
+            break
+    else:
+        return False
+    return True
 
 
 class Refusal(NamedTuple):

@@ -40,7 +40,8 @@ class Call(NamedTuple):
     dtype: str
     strides: Ints | None  # of a new result, in bytes; None for the order of its shape
     order: Ints  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
-    extents: tuple[Bounds, ...]  # of each input, and of `out` if there is one, if its address were 0
+    extents: tuple[Bounds, ...]  # of each input, if its address were 0
+    out_extent: Bounds  # the same of `out`
     advice: str  # what to warn of
 
     def again(self, places: list[int], first: Any, out: Any = None) -> Any:
@@ -54,9 +55,9 @@ class Call(NamedTuple):
             memory, at = backend.empty(shape, dtype, strides, first)
             places += (0, at)
         else:
-            *others, (low, high) = self.extents
-            bounds = [(at + begin, at + end) for at, (begin, end) in zip(places, others, strict=False)]
-            if may_overlap((places[-1] + low, places[-1] + high), bounds):
+            at, (low, high) = places[-1], self.out_extent
+            others = [(place + begin, place + end) for place, (begin, end) in zip(places, self.extents, strict=False)]
+            if may_overlap((at + low, at + high), others):
                 return None
         x, w, y, bias = order
         execute(places[x], places[w], places[y], places[bias], library.context(first))
@@ -263,8 +264,8 @@ def _bind(
     problem = binding.problem
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
-    in_order = [tensors.get(arg.role) for arg in op.inputs] + ([] if out is None else [out])
-    extents = tuple((0, 0) if t is None else t._replace(address=0).bounds for t in in_order)
+    in_order = [tensors.get(arg.role) for arg in op.inputs] + [out]
+    *extents, out_extent = ((0, 0) if t is None else t._replace(address=0).bounds for t in in_order)
     item = DTYPES[problem.out_dtype].size
     plain = binding.strides == dense_strides(binding.shape)
     strides = None if plain else tuple(s * item for s in binding.strides)
@@ -274,7 +275,7 @@ def _bind(
         told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
     named = {arg.name: tensors[arg.role] for arg in op.inputs if arg.role in tensors} | ({"out": out} if out else {})
     choice = engine.choose(problem, one_device(named))
-    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, extents, told)
+    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, tuple(extents), out_extent, told)
 
 
 def _add_or_sum(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -42,15 +43,23 @@ def look(value: Any) -> tuple[Hashable, int] | None:
     """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
     device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    torch: Any = sys.modules["torch"]
+    dispatch_keys, is_tracing, is_grad_enabled, forward_ad = _questions()
     try:
         at = value.data_ptr()
-        if not at or _asks_for_gradients(torch, value) or torch._C._is_tracing():
+        if not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
             return None
-        kind = torch._C._dispatch_keys(value).raw_repr()
-        return (value.shape, value.stride(), value.dtype, kind, value.get_device()), at
+        if forward_ad._current_level >= 0 and _has_tangent(value):
+            return None
+        return (value.shape, value.stride(), value.dtype, dispatch_keys(value).raw_repr(), value.get_device()), at
     except (RuntimeError, ValueError):
         return None  # One without memory; `open` says why.
+
+
+@cache
+def _questions() -> tuple[Any, Any, Any, Any]:
+    """What PyTorch is asked at each call, so that it is not looked up each time."""
+    torch: Any = sys.modules["torch"]
+    return torch._C._dispatch_keys, torch._C._is_tracing, torch.is_grad_enabled, torch.autograd.forward_ad
 
 
 def is_writable(value: Any) -> bool:
@@ -72,7 +81,7 @@ def open(value: Any, name: str) -> Tensor:
         raise broken("input_array", name, f"a tensor of layout {value.layout}", hint="make it dense with .to_dense()")
     if traced := _traced(value):
         raise broken("input_traced", name, f"a {kind} {traced}", hint="call convgrad outside of it, on plain tensors")
-    if asks := _asks_for_gradients(torch, value):
+    if asks := _asks_for_gradients(value):
         hint = "give its .detach(), or call under torch.no_grad()"
         raise broken("input_grad", name, f"a {kind} {asks}", hint=hint)
     try:
@@ -119,14 +128,16 @@ def _traced(value: Any) -> str:
     return "while torch.jit.trace records" if torch.jit.is_tracing() else ""
 
 
-def _asks_for_gradients(torch: Any, value: Any) -> str:
+def _asks_for_gradients(value: Any) -> str:
     """What would be lost without a word: a gradient to come, or a tangent of forward-mode differentiation."""
+    torch: Any = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():
         return "that requires grad"
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None:
-        return "with a tangent"
-    return ""
+    return "with a tangent" if _has_tangent(value) else ""
+
+
+def _has_tangent(value: Any) -> bool:
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None
 
 
 def wrap(memory: Any, like: Any) -> Any:
