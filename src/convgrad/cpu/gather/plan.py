@@ -37,7 +37,7 @@ from ..plan.bits import (
     vector_widths,
 )
 from ..plan.prefetch import Lines, Prefetch, lines
-from ..plan.records import Declined, LaneGroups, Plan, busy_tiles, pitch, up
+from ..plan.records import LaneGroups, Plan, busy_tiles, pitch, refuse, up
 from ..plan.tuning import converts_f16, half_width_text, streams, tile, tuning
 from ..target import Target
 from .cut import cut_pixels, cut_tasks
@@ -63,7 +63,7 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     layer = as_gather(p, target)
     if prod(layer.out_strides) > MOST_PHASES:
         reason = f"strides {p.stride} divide the results into more than {MOST_PHASES} phases"
-        return Declined(reason, f"strides whose product is at most {MOST_PHASES}")
+        return refuse(reason, f"strides whose product is at most {MOST_PHASES}")
     layer, tile = fill_lanes(layer, target)
     sums = cut_sums(layer, tile)
     source = read_input(layer, tile, sums)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from ...backend import Refusal
 from ...spec.problem import Ints
 from ..ir.vectors import size_of
 from .bits import LEAST_ODD_PITCH
@@ -197,16 +198,13 @@ class Nest:
         return self.shared + self.threads * self.own_bytes
 
 
-@dataclass(frozen=True)
-class Declined:
-    """A problem that is left to the reference, why, and what would change that."""
-
-    reason: str
-    instead: str
-
-
 Made = Nest
-Plan = Made | Declined
+Plan = Made | Refusal
+
+
+def refuse(reason: str, instead: str = "") -> Refusal:
+    """Why a problem is left to the reference, and what would have kernels take it."""
+    return Refusal("cpu", reason, instead)
 
 
 def pitch(channels: int, lanes: int) -> int:
