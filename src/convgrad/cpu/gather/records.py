@@ -17,6 +17,8 @@ from math import ceil, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..ir.vectors import size_of
+from ..pack.box import PackBox
+from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
@@ -248,8 +250,9 @@ class Gather(Nest):
     output: Output
     cut: Cut
     task: Task
+    pack: PackBox | None  # how the input of a box is packed; None if it is read in place
+    staging: Staging | None  # how sums that wait are written; None if none do, or neighbours side by side
     weights: PackWeights
-    round_first: bool  # sums are rounded before they are transposed
     prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_step: int  # bytes between the weights that one box prefetches and the next; 0: they are not prefetched
 
