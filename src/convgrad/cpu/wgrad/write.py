@@ -38,7 +38,7 @@ def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
     """A function that writes a task's sums to w.
 
     It takes the sums, w, the group, the first row that the task writes, its first row, its blocks of lanes, its tiles,
-    and x and y, to repair sums. Where tiles write all sums themselves, nobody calls it, and LLVM drops it.
+    and x and y, to repair sums.
     """
     names = ["p:sums", "p:to", "i:group", "i:first_own_row", "i:first_row"]
     names += ["i:first_block", "i:last_block", "i:first_tile", "i:last_tile"]  # the last of each is not included
