@@ -82,6 +82,22 @@ class Refusal(NamedTuple):
         return f"{self.backend}: {self.reason}"
 
 
+class Estimate(NamedTuple):
+    """What a problem is expected to take, to choose between back ends and between algorithms."""
+
+    seconds: float
+    bytes: int  # of workspace
+    error: float = 1.0  # the largest error of a result, if the bound for direct sums is 1
+
+
+class Plan(Protocol):
+    """How a problem would be computed. Beyond this, plans are the back end's own affair; their `str` tells them."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What the problem is expected to take; None if nobody knows."""
+
+
 class Executable(Protocol):
     """A problem, ready to be computed, any number of times and from any number of threads at once."""
 
@@ -110,7 +126,7 @@ class Backend(Protocol):
     def load(self, problem: Problem, device: Device) -> Executable | Refusal:
         """A problem ready to be computed. A warm start finds it without a plan."""
 
-    def plan(self, problem: Problem, device: Device) -> Any | Refusal:
+    def plan(self, problem: Problem, device: Device) -> Plan | Refusal | None:
         """How a problem would be computed, for `explain`; None if there is nothing to plan."""
 
     def empty(self, shape: Ints, dtype: str, strides: Ints | None, like: Any) -> tuple[Any, int]:

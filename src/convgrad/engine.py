@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import numpy_backend
-from .backend import HOST, Backend, Device, Executable, Refusal
+from .backend import HOST, Backend, Device, Executable, Plan, Refusal
 from .cpu import backend as cpu
 from .errors import UnsupportedError
 from .spec import Problem
@@ -27,7 +27,7 @@ class Planned(NamedTuple):
     """How a problem would be computed: the back end, its plan, and why those before it do not take it."""
 
     backend: Backend
-    plan: Any
+    plan: Plan | None
     refusals: tuple[Refusal, ...]
 
 

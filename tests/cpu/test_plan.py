@@ -18,6 +18,7 @@ from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan.axes import Axis, simplify, spans
 from convgrad.cpu.plan.records import Made, Plan
 from convgrad.cpu.plan.registry import make_plan
+from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.descriptors import Descriptor, read
@@ -385,8 +386,11 @@ def test_the_steps_of_a_plan_have_lanes_for_all_products(name: str) -> None:
         if isinstance(plan, Refusal):
             continue
         found.add(plan.nest)
-        assert 2 * plan.steps * plan.lanes >= p.flops, p
-        assert plan.estimate == plan.steps / plan.threads
+        pair = plan.sums.per_step if plan.nest == "gather" else plan.roles.per_step if plan.nest == "wgrad" else 1
+        assert 2 * plan.steps * plan.lanes * pair >= p.flops, p
+        assert plan.thread_steps == plan.steps / plan.threads
+        assert plan.estimate.seconds > plan.thread_steps / tuning(REAL[name]).speed.steps
+        assert plan.estimate.bytes == plan.workspace
     assert found == {"gather", "wgrad", "depthwise channels", "depthwise pixels"}
 
 

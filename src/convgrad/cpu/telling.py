@@ -8,6 +8,7 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from ..backend import Estimate
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
 from .pack.box import PackBox
@@ -188,6 +189,7 @@ WORDS = {
     "converts_f16": "the machine converts f16",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "dtype": "type of the inputs",
+    "estimate": "seconds and bytes that it is expected to take, and the bound of its error beside that of direct sums",
     "fold": "neighbouring results side by side in the lanes",
     "groups": "groups that are computed one after another",
     "images": "images",
@@ -281,6 +283,8 @@ def _short(value: Any) -> str:
         return f"{value.name}, vectors of {value.width} bytes"
     if isinstance(value, (PackBox, PackWeights)):
         return value.packer.name.replace("_", " ").lower()
+    if isinstance(value, Estimate):
+        return f"{value.seconds * 1e3:.3g} ms"
     if isinstance(value, Staging):
         return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):

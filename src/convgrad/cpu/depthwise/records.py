@@ -71,6 +71,8 @@ class Source:
 class Depthwise(Nest):
     """What both plans have."""
 
+    loads_each = True
+
     layer: Layer
     tile: Tile
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil, prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ...backend import Refusal
+from ...backend import Estimate, Refusal
 from ...spec.problem import Ints
 from ..ir.vectors import size_of
 from .bits import LEAST_ODD_PITCH
@@ -120,8 +120,10 @@ class Nest:
     """What all plans have: sums of a type, tasks, buffers, reasons. `nest` names the loop nest, as registry.py does."""
 
     nest: ClassVar[str]
+    loads_each: ClassVar[bool] = False  # each step loads an operand that no other step uses
     threads: int = field(kw_only=True)
     why: tuple[str, ...] = field(default=(), kw_only=True)
+    estimate: Estimate | None = field(default=None, kw_only=True)  # see estimate.py
 
     if TYPE_CHECKING:  # a plan has these as fields, or from one of its records
 
@@ -157,14 +159,14 @@ class Nest:
 
     @property
     def steps(self) -> float:
-        """Steps of the tiles, of all threads: a step adds a vector of products to a vector of sums. Where the plan was
-        chosen by what packing takes, that is counted, too.
+        """Steps of the tiles, of all threads: a step adds a vector of products, or of pairs of them, to a vector of
+        sums. Where the plan was chosen by what packing takes, that is counted, too.
         """
         raise NotImplementedError
 
     @property
-    def estimate(self) -> float:
-        """Steps of each thread, to compare plans of one machine. It is not a time: a pair of bf16 is two steps."""
+    def thread_steps(self) -> float:
+        """Steps of each thread."""
         return self.steps / self.threads
 
     @property

@@ -14,6 +14,7 @@ from ...spec.problem import Problem
 from ..target import Target
 from . import workspace
 from .bits import TEAM
+from .estimate import estimate
 from .records import Made, Plan, refuse
 
 
@@ -61,7 +62,9 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
-    return plan if isinstance(plan, Refusal) else _within(plan, bound, threads)
+    if not isinstance(plan, Refusal):
+        plan = _within(plan, bound, threads)
+    return plan if isinstance(plan, Refusal) else replace(plan, estimate=estimate(plan, problem, target))
 
 
 def _within(plan: Made, bound: int, threads: int) -> Plan:

@@ -249,7 +249,7 @@ class WeightGradient(Nest):
         """Steps of all threads: every tile runs over all pixels, for each of its taps."""
         roles, parts = self.roles, self.parts
         tiles = roles.groups * roles.blocks * parts.row_parts * parts.tiles
-        return tiles * self.tile_taps * parts.rows * roles.vectors * prod(self.boxes.sizes)
+        return tiles * self.tile_taps * parts.rows * roles.vectors * prod(self.boxes.sizes) / roles.per_step
 
     @property
     def tile_taps(self) -> int:
