@@ -100,6 +100,9 @@ class GatherTuning:
     tasks: int = 2  # for a thread
     cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
     cheap_steps: int = 16  # which it does if each input is used in so many steps
+    packed_part: int = 3  # a box's input takes one part in so many of Target.l2,
+    staged_part: int = 2  # or one in so many with the output staging beside it. Origins not recorded
+    narrow_last: int = 4  # times `second_tile`, if the last block is narrower: it is two more functions then
     block_waiting: float = 0.05  # of the time: if threads wait no longer, each may take a block of channels for itself
 
 
@@ -111,7 +114,13 @@ class WgradTuning:
     least_sums: int = 6  # vectors of sums in a tile, so that products need not wait for each other
     better: float = 1.02  # tasks of another shape must take so much less time. Origin not recorded
     prefetched_results: int = 1 << 16  # bytes of a tile that is written: so many are prefetched. Origin not recorded
-    least_height: int = 8  # rows of tiles that are looked at, or three fewer than there might be
+    least_height: int = 8  # rows of tiles that are looked at,
+    shorter_by: int = 3  # or so many fewer than there might be
+    part_tiles: int = 4  # the rows of a task are cut no lower than so many tiles,
+    least_part_tiles: int = 2  # or so many, where there are no more tasks than threads. Origins not recorded
+    uneven_tasks: int = 2  # for a thread, if tasks are of unequal size. Origin not recorded
+    most_cuts: int = 16  # into so many parts rows and lanes may be cut otherwise. Origin not recorded
+    pointwise_part: int = 4  # packed lanes that are pixels take one part in so many of Target.l2. Origin not recorded
     many_tasks: int = 8  # for a thread: if they are more it does not matter that the last ones are not for all
 
 
