@@ -50,8 +50,8 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     phases, tap_table = phases_of(layer.axes, maps, steps)
     few = layer.cin * tiling.rows <= sums.per_step * tuning(tile.target).gather.unrolled
     unrolled = few and tile.vectors == 1 and sums.chunks == 1 and tile.lane_groups is None
-    # Boxes are chosen as without pairs; but a pair is one step.
-    total -= (1 - 1 / sums.per_step) * columns * costs.steps(box, tiling)
+    if sums.pairs:  # Boxes are chosen as without them; but a pair is one step.
+        total -= columns * costs.steps(box, tiling) / 2
     total *= layer.groups
     return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table, total)
 
