@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import ceil, prod
 
 from ...dtypes import DTYPES
@@ -22,7 +23,7 @@ from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
-from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces
+from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, Registers, pieces
 from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
@@ -258,25 +259,10 @@ class Gather(Nest):
 
     # What all plans have.
 
-    @property
-    def sum(self) -> str:
-        """Type of the sums."""
-        return self.layer.sum
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a vector."""
-        return self.tile.lanes
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile."""
-        return self.cut.rows
-
-    @property
-    def vectors(self) -> int:
-        """Vectors in a row of a tile."""
-        return self.tile.vectors
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        return Registers(self.layer.sum, self.tile.lanes, self.tile.vectors, self.cut.rows)
 
     @property
     def tasks(self) -> int:

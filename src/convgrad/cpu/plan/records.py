@@ -7,8 +7,9 @@ How the records of axes are made is in axes.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, prod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ...backend import Estimate, Refusal
 from ...spec.problem import Ints
@@ -115,6 +116,15 @@ def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
     return max(1, prod(w.box * len({s.residue for s in w.segments if s.taps}) for w in maps) // rows)
 
 
+class Registers(NamedTuple):
+    """The sums that a tile keeps in registers: their type, lanes of a vector, vectors in a row, rows."""
+
+    sum: str
+    lanes: int
+    vectors: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class Nest:
     """What all plans have: sums of a type, tasks, buffers, reasons. `nest` names the loop nest, as registry.py does."""
@@ -125,27 +135,30 @@ class Nest:
     why: tuple[str, ...] = field(default=(), kw_only=True)
     estimate: Estimate | None = field(default=None, kw_only=True)  # see estimate.py
 
-    if TYPE_CHECKING:  # a plan has these as fields, or from one of its records
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        raise NotImplementedError
 
-        @property
-        def sum(self) -> str:
-            """Type of the sums."""
-            ...
+    @property
+    def sum(self) -> str:
+        """Type of the sums."""
+        return self.registers.sum
 
-        @property
-        def lanes(self) -> int:
-            """Lanes of a vector."""
-            ...
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector."""
+        return self.registers.lanes
 
-        @property
-        def rows(self) -> int:
-            """Rows of a tile."""
-            ...
+    @property
+    def vectors(self) -> int:
+        """Vectors in a row of a tile."""
+        return self.registers.vectors
 
-        @property
-        def vectors(self) -> int:
-            """Vectors in a row of a tile."""
-            ...
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return self.registers.rows
 
     @property
     def block(self) -> int:
