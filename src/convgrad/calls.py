@@ -1,6 +1,7 @@
-"""A call, from the caller's values to the result: known again by its key, or opened, bound and given to a back end.
+"""A call, from the caller's values to the result.
 
-Functions, graphs and the command share `run`, which is also where a result may share memory with the inputs.
+A call that comes again is known by its key (`known`). Any other is opened, bound and given to a back end (`compute`).
+Graphs and the command, whose problems are bound already, begin with `run`: there a result may share memory with inputs.
 """
 
 from __future__ import annotations
@@ -71,8 +72,11 @@ KNOWN: dict[Any, Call] = {}
 """Calls by their keys."""
 
 
-def again(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The key of a call, if it has one, and its result if the key is known; None for what there is not. See `look`."""
+def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The key of a call, if it has one, and its result if the key is known; None for what there is not.
+
+    What the arguments are says `look`.
+    """
     seen = look(name, tensors, inputs, attributes) if len(inputs) <= len(tensors) else None
     if seen is None:
         return None, None

@@ -71,7 +71,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
-            key, result = calls.again(kind, tensors, args, kwargs)
+            key, result = calls.known(kind, tensors, args, kwargs)
             if result is not None:
                 return result
             if len(args) > len(names):

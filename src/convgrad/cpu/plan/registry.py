@@ -1,6 +1,6 @@
-"""The algorithms of the CPU engine, and the plan for a problem by the first of them that serves it.
+"""The algorithms of the CPU engine. A plan is made by the first of them that serves a problem.
 
-A plan is a pure function of problem, target and threads.
+It is a pure function of problem, target and threads.
 """
 
 from __future__ import annotations

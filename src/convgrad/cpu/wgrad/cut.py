@@ -99,8 +99,8 @@ def _task_blocks(roles: Roles) -> int:
 def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    A row that is cut is cut into whole cache lines, of `line` pixels each. Boxes overlap: where x
-    would be packed too often for pairs, there are twice as many pixels in a box, and rows are cut to take more of them.
+    A row is cut, if at all, into whole cache lines, of `line` pixels each. Boxes overlap in x: where, for pairs, its
+    pixels would be packed too often, a box may have more pixels, and rows are cut so that it has more rows.
     """
     axes = work.axes
     lane_room, row_room = box_bytes(work.target)
@@ -254,7 +254,7 @@ def _fitting_parts(cutting: Cutting) -> tuple[int, int]:
 
 
 class PartCost(NamedTuple):
-    """What parts cost: each of the lanes packs all rows again, and conversely."""
+    """What parts cost: each part of the lanes packs all rows again, and each part of the rows all lanes."""
 
     cutting: Cutting
     row_copies: int  # elements packed for all rows
