@@ -357,7 +357,7 @@ def test_huge_problems_are_refused(capsys):
 def test_some_of_every_file_of_the_corpus(path):
     """Two small problems of each file, in all directions and types; `convgrad check --batch=FILE` does all."""
     entries = tasks.parse([f"--batch={path}", "--mb=1", "--dt=f32,bf16,f16"], tasks.Settings())
-    small = [entry for entry in entries if max(t.problem.flops for t in tasks.tasks(entry)) < 1e8]
+    small = [entry for entry in entries if next(iter(tasks.tasks(entry))).problem.flops < 1e8]  # as many in each task
     picked = small[len(small) // 3 :: max(1, len(small) // 2)][:2]
     assert picked or "3d" in path.name
     for entry, tag in zip(picked, ("ncx", "nxc"), strict=False):
