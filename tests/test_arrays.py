@@ -139,6 +139,18 @@ def test_what_to_do_with_other_objects_is_told(value, part):
     assert text.endswith(part[:-1]) if part.endswith("$") else part in text
 
 
+def test_a_layer_in_place_of_its_weights_is_answered_with_them():
+    x, layer = torch.zeros(2, 3, 5), torch.nn.Conv1d(3, 4, 3)
+    for call in (
+        lambda weights: convgrad.convolution(x, weights, **CALL),
+        lambda weights: convgrad.compat.convolution_backprop_data(x, weights, x.shape, **CALL),
+    ):
+        with pytest.raises(SpecError, match=r"got an object of type Conv1d; pass its \.weight(;|$)"):
+            call(layer)
+        with pytest.raises(SpecError, match=r"got an object of type ReLU(;|$)"):
+            call(torch.nn.ReLU())
+
+
 def test_a_masked_array_is_no_place_for_results():
     out = np.ma.masked_array(np.zeros(EXPECTED.shape, np.float32))
     _refused("input_array", "whose mask would be lost; give its .data, which has none", *_pair(), out=out)
