@@ -66,6 +66,7 @@ def test_there_are_commands():
 QUICK = [line for line in COMMANDS if not line.startswith("convgrad bench")]
 
 
+@pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.parametrize("line", slow_but(QUICK, COMMANDS))
 def test_commands(line, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -35,10 +35,7 @@ pytestmark = pytest.mark.skipif(onednn.available() is not None, reason=f"no oneD
 
 def _plain(case: problems.Case) -> tuple[dict[str, Any], list[np.ndarray]] | None:
     """A case in the words of oneDNN itself; None where it is known to be wrong or has no such thing."""
-    op = OPS.get(case.kind)
-    given = case.attributes
-    if op is None or not isinstance(case.inputs[0], np.ndarray) or case.inputs[0].dtype != np.float32:
-        return None
+    op, given = OPS[case.kind], case.attributes
     if {"accumulate", "same_rule"} & set(given) or "groups as documented" in case.notes:
         return None
     if given.get("weights_format") in (("XIO", "OIX") if op.transposed else ()) or not case.expected.size:
@@ -84,6 +81,8 @@ def _grid(count: int) -> None:
     seed = 0
     while sum(done.values()) < count:
         seed += 1
+        if not problems.is_about(seed, OPS, "f32", "numpy"):
+            continue
         case = problems.replay(seed)
         plain = _plain(case)
         if plain is None:
