@@ -40,7 +40,7 @@ def test_pixels_that_share_a_set_of_the_cache_are_packed(text: str, full: bool) 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_channels_that_are_contiguous_in_w_are_in_the_lanes(dtype: str) -> None:
-    """Else sums are written one by one: PyTorch's channels_last has the channels of x, the documents' XIO those of y."""
+    """Else sums are written one by one. So they are in PyTorch's channels_last; in XIO those of y are."""
     for layout, rows in (("w@0,288,1,96,32", "y"), ("w@xio", "x")):
         text = f"w {dtype} n2 g1 cx32 cy32 x9x7 w3x3 y9x7 s1x1 d1x1 p1x1 x@nxc y@nxc {layout}"
         plan = make_plan(Problem.parse(text), AVX512_PAIRS, 2)
