@@ -149,7 +149,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     rows.append(("tile", told.tile + idle))
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
-    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(plan.why)]
+    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(telling.reasons(plan, case.names))]
     lines += _labelled(rows, width)
     if verbose:
         lines += [*_labelled([("line", str(p))], width), *_details(telling.details(plan), width)]
@@ -213,7 +213,7 @@ def facts(case: Case) -> dict[str, Any]:
         "lanes_in_use": round(told.lanes_used, 4),
         "tasks": plan.tasks,
         "workspace": plan.workspace,
-        "why": list(plan.why),
+        "why": list(telling.reasons(plan, case.names)),
         "plan": telling.values(plan),
     }
 

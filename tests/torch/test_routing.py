@@ -115,17 +115,18 @@ def promised(grad, x, w, how):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_strides_are_those_that_pytorch_promises(rank):
     channels = [(4, 8, 1), (4, 8, 4), (1, 4, 1), (4, 1, 1), (1, 1, 1)]
-    formats = itertools.product(FORMATS[rank], repeat=2)
-    for transposed, (c, k, groups), size, (of_x, of_w) in itertools.product([False, True], channels, [1, 6], formats):
+    formats = list(itertools.product(FORMATS[rank], repeat=2))
+    every = itertools.product([False, True], enumerate(channels), [1, 6], enumerate(formats))
+    for transposed, (i, (c, k, groups)), size, (j, (of_x, of_w)) in every:
+        kernel = 1 if (i + j + size) % 2 else 3  # whose size matters least
         x = whole((2, c, *(size,) * rank), torch.float32, 1).contiguous(memory_format=of_x)
         first, second = (c, k) if transposed else (k, c)
-        for kernel in (1, 3):
-            w = whole((first, second // groups, *(kernel,) * rank), torch.float32, 2).contiguous(memory_format=of_w)
-            how = ([1] * rank, [kernel // 2] * rank, [1] * rank, transposed, [0] * rank, groups)
-            grad = whole(tuple(torch.ops.aten.convolution(x, w, None, *how).shape), torch.float32, 3)
-            with convgrad.torch.installed("all"):
-                found = backward(grad, x, w, how)
-            assert [t.stride() for t in found] == promised(grad, x, w, how)
+        w = whole((first, second // groups, *(kernel,) * rank), torch.float32, 2).contiguous(memory_format=of_w)
+        how = ([1] * rank, [kernel // 2] * rank, [1] * rank, transposed, [0] * rank, groups)
+        grad = whole(tuple(torch.ops.aten.convolution(x, w, None, *how).shape), torch.float32, 3)
+        with convgrad.torch.installed("all"):
+            found = backward(grad, x, w, how)
+        assert [t.stride() for t in found] == promised(grad, x, w, how)
 
 
 def test_strides_of_sizes_of_one_and_of_neither_format():
