@@ -11,8 +11,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from . import calls
-from .advice import warn
-from .errors import SpecError
+from .errors import LayoutWarning, SpecError, warn
 from .spec import Problem
 from .spec.check import other_inputs
 from .spec.dialects import find
@@ -76,7 +75,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             call = calls.KNOWN.get(key)
             if call is not None:
                 if call.advice:
-                    warn(call.advice)
+                    warn(call.advice, LayoutWarning)
                 result = call.again(places, args[0], kwargs.get("out"))
                 if result is not None:
                     return result

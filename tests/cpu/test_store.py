@@ -188,6 +188,7 @@ def test_folders_that_may_not_be_ours_are_left_alone_and_warned_of_once(place, k
     told = f"CONVGRAD_CACHE_DIR={place} cannot be used: {REASONS[kind]}. Code is generated anew in every process"
     assert [str(warning.message).split(";")[0] for warning in caught] == [told.split(";")[0]]
     assert "CONVGRAD_CACHE=off" in str(caught[0].message)
+    assert caught[0].filename == __file__, "it is told at the line that called convgrad"
     assert (sorted(os.listdir(place)) if kind != "file" else None) == before
 
 
