@@ -278,12 +278,14 @@ def test_oneDNN_differs(name: str, tried: Tried) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 def test_documented_groups_end_the_process():
     done = _apart("documented_groups")
     assert done.stdout.splitlines() == ["ours is right"], done.stderr[-3000:]
     assert done.returncode == -signal.SIGABRT
 
 
+@pytest.mark.slow
 def test_f16_ends_the_process_where_the_cpu_has_none():
     done = _apart("f16")
     lines = done.stdout.splitlines()

@@ -29,7 +29,7 @@ def test_random_calls(chunk):
 
 
 def test_random_calls_by_the_engine_that_users_get():
-    check_some(4, 45)
+    check_some(4, 30)
 
 
 @pytest.mark.parametrize("chunk", range(2))
