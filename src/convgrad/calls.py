@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import bias, engine, host, libraries
-from .advice import advice, is_doubtful, warn
+from .advice import advice, is_doubtful
 from .backend import Bounds, Library, Tensor, may_overlap
 from .dtypes import DTYPES
 from .engine import Choice
-from .errors import SpecError
+from .errors import LayoutWarning, SpecError, warn
 from .libraries import KEYED, on_host, open_shape, open_tensor
 from .spec import Problem, bind
 from .spec.bind import layouts_that_fit
@@ -85,7 +85,7 @@ def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes:
     if call is None:
         return key, None
     if call.advice:
-        warn(call.advice)
+        warn(call.advice, LayoutWarning)
     return key, call.again(places, inputs[0], attributes.get("out"))
 
 
@@ -174,7 +174,7 @@ def _compute(
     elif out_tensor is not None:
         check_writable(out_tensor.locked)
     if advise and call.advice:
-        warn(call.advice)
+        warn(call.advice, LayoutWarning)
     places = [tensors[arg.role].address if arg.role in tensors else 0 for arg in op.inputs]
     if out_tensor is None or place is None:
         return call.again(places, inputs[0])

@@ -150,7 +150,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
     rows.append(("time", f"about {seconds_text(plan.estimate.seconds)} is expected of a machine of this kind"))
-    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(plan.why)]
+    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(telling.reasons(plan, case.names))]
     lines += _labelled(rows, width)
     if verbose:
         lines += [*_labelled([("line", str(p))], width), *_details(telling.details(plan), width)]
@@ -216,7 +216,7 @@ def facts(case: Case) -> dict[str, Any]:
         "tasks": plan.tasks,
         "workspace": plan.workspace,
         "expected_seconds": plan.estimate.seconds,
-        "why": list(plan.why),
+        "why": list(telling.reasons(plan, case.names)),
         "plan": telling.values(plan),
     }
 

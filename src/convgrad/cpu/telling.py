@@ -37,6 +37,13 @@ def tell(plan: Made, names: Names) -> Telling:
     return TELL[plan.nest](plan, names)
 
 
+def reasons(plan: Made, names: Names) -> Iterator[str]:
+    """Why the plan is as it is, with the names of the tensors: some reasons begin with one."""
+    for reason in plan.why:
+        first, space, rest = reason.partition(" ")
+        yield f"{names.get(first, first)}{space}{rest}"
+
+
 def _gather(plan: Gather, names: Names) -> Telling:
     layer, cut, fold = plan.layer, plan.cut, plan.tile.fold
     result, source = (names["y"], names["x"]) if layer.wanted == "y" else (names["x"], names["y"])
