@@ -83,6 +83,7 @@ def test_the_text_of_a_problem(fixed):
         "  tasks   8 tasks, each a box of at most 3136 pixels",
         "  memory  7.8 MiB in the three tensors, 55 FLOP per byte: as a rule arithmetic",
         "          decides how long it takes; 2.7 MiB of workspace",
+        "  time    about 982 us is expected of a machine of this kind",
         "  notes   - results wait in a buffer: their channels are strided",
         "          - pixels at the border leave out the taps that meet only padding",
         "          - each thread packs all weights for itself",

@@ -13,10 +13,11 @@ from itertools import combinations
 
 import pytest
 
+from convgrad.backend import Refusal
 from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather, TaskOrder, WeightPacking
 from convgrad.cpu.pack.box import Pairing
-from convgrad.cpu.plan.records import Declined, Plan
+from convgrad.cpu.plan.records import Plan
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import Mode, WeightGradient
@@ -84,7 +85,7 @@ def test_few_channels_over_strides() -> None:
 @pytest.mark.parametrize(("text", "reason"), DECLINED.items())
 def test_what_the_engine_leaves_to_the_reference(text: str, reason: str) -> None:
     plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
-    assert isinstance(plan, Declined)
+    assert isinstance(plan, Refusal)
     assert reason in plan.reason
     assert plan.instead
 
@@ -107,7 +108,7 @@ def _channels(test: Callable[[ChannelsInLanes], bool]) -> Callable[[Plan], bool]
 
 def _half_width(plan: Plan) -> bool:
     """Whether vectors are of half the width."""
-    return not isinstance(plan, Declined) and any(why.startswith("vectors of ") for why in plan.why)
+    return not isinstance(plan, Refusal) and any(why.startswith("vectors of ") for why in plan.why)
 
 
 # What the problems of this file must axis_map, so that the tests above mean something.

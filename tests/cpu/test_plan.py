@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from convgrad.backend import Refusal
 from convgrad.cpu.depthwise.records import ChannelsInLanes, PixelsInLanes
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan.axes import Axis, simplify, spans
-from convgrad.cpu.plan.records import Declined, Made, Plan
+from convgrad.cpu.plan.records import Made, Plan
 from convgrad.cpu.plan.registry import make_plan
+from convgrad.cpu.plan.tuning import tuning
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.descriptors import Descriptor, read
@@ -84,7 +86,7 @@ def test_plans_are_values(target: str) -> None:
 def check_workspace(p: Problem, target: Target, threads: int) -> None:
     """No more than four times the largest tensor, in accumulators, and a fixed amount, in all and for each thread."""
     plan = make_plan(p, target, threads)
-    if not isinstance(plan, Declined):
+    if not isinstance(plan, Refusal):
         largest = plan.item * max(p.size(role) for role in ("x", "w", "y"))
         bound = 4 * largest + 64 * MIB + 6 * MIB * plan.threads
         assert plan.workspace <= bound, f"{p} on {threads} threads: {plan.buffers}"
@@ -110,7 +112,7 @@ def test_threads_that_would_need_too_much_memory_are_left_out(target: str) -> No
     for threads in (1, 2, 16, 64):
         plan = make_plan(p, REAL[target], threads)
         check_workspace(p, REAL[target], threads)
-        assert not isinstance(plan, Declined)
+        assert not isinstance(plan, Refusal)
         fewer = f"{plan.threads} of {threads} threads"
         assert (plan.threads < threads) == (threads >= 16) == any(fewer in reason for reason in plan.why)
 
@@ -119,7 +121,7 @@ def test_lanes_without_a_channel_are_not_packed_by_the_hundred_megabytes() -> No
     for channels, declined in ((1, True), (5, False)):
         p = Problem.parse(f"x f32 n1 g1 cx{channels} cy4096 x30x30 w30x30 y18x18 s1x1 d1x1 p0x0")
         plan = make_plan(p, TARGETS["without halves"], 2)
-        assert isinstance(plan, Declined) == (declined and TARGETS["without halves"].width == 64)
+        assert isinstance(plan, Refusal) == (declined and TARGETS["without halves"].width == 64)
         check_workspace(p, TARGETS["without halves"], 2)
         check_workspace(p, TARGETS["halves"], 2)
 
@@ -138,7 +140,7 @@ def test_workspace_of_real_layers(path: Path) -> None:
         for wanted in "xwy":
             p = from_descriptor(d, wanted, DTYPE_NAMES[i % 3], bool(i % 2))
             plan = make_plan(p, targets[i // 2 % len(targets)], 2)
-            assert not isinstance(plan, Declined), f"{p}: {plan}"
+            assert not isinstance(plan, Refusal), f"{p}: {plan}"
             largest = 4 * max(p.size(role) for role in ("x", "w", "y"))
             assert plan.workspace <= 2 * largest + 2 * 3 * MIB, f"{p}: {plan.buffers}"
 
@@ -183,10 +185,10 @@ def test_sums_have_the_same_shape_on_any_number_of_threads(target: str) -> None:
     some = dealt([*DRAWN, *(large(rng) for _ in range(120))], target, SUMMED)
     for p in [*some, *sliced, OWNED]:
         plans = [make_plan(p, TARGETS[target], threads) for threads in (1, 5, 16, 100)]
-        if isinstance(plans[0], Declined):
+        if isinstance(plans[0], Refusal):
             assert plans == [plans[0]] * len(plans)
         else:
-            assert len({order(plan) for plan in plans if not isinstance(plan, Declined)}) == 1, p
+            assert len({order(plan) for plan in plans if not isinstance(plan, Refusal)}) == 1, p
 
 
 def met(a: Axis, forward: bool, position: int, k: int) -> int | None:
@@ -202,7 +204,7 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
     """Products of the plan that meet the input are those of the definition; all others meet its padding."""
     for p in (p for p in DRAWN if p.wanted != "w"):
         plan = make_plan(p, TARGETS[target], 2)
-        if isinstance(plan, Declined):
+        if isinstance(plan, Refusal):
             continue
         if isinstance(plan, Gather) and plan.tile.fold is not None:
             continue  # see test_gather_plan.py
@@ -233,7 +235,7 @@ def test_every_product_once_and_none_with_a_zero_of_the_stride(target: str) -> N
         assert sum(phase.count for phase in plan.cut.phases) == len(plan.cut.tap_table)
 
 
-def lane_groups(plan: Made | Declined) -> tuple[int, int] | None:
+def lane_groups(plan: Made | Refusal) -> tuple[int, int] | None:
     """The channels of a group, if groups are side by side in the lanes."""
     if isinstance(plan, Gather):
         return plan.tile.lane_groups
@@ -328,7 +330,7 @@ def test_long_rows_are_cut_into_boxes(pixels: int) -> None:
     for wanted in "xwy":
         text = f"{wanted} f32 n1 g1 cx256 cy256 x{pixels} w1 y{pixels} s1 d1 p0 x@nxc y@nxc w@xio"
         plan = make_plan(Problem.parse(text), TARGETS["native"], 2)
-        assert not isinstance(plan, Declined)
+        assert not isinstance(plan, Refusal)
         box = plan.cut.maps[-1].box if isinstance(plan, Gather) else plan.boxes.box[-1]
         assert min(pixels, 50) <= box <= 4096
         assert box == ceil(pixels / ceil(pixels / box))
@@ -339,7 +341,7 @@ def test_the_same_engine_serves_any_number_of_threads(target: str) -> None:
     """Weights that each thread packs for itself, and that would be too many for all: the bits are the engine's."""
     p = Problem.parse("y f32 n1 g12 cx60000 cy1 x6x6 w5x5 y2x2 s1x1 d1x1 p0x0")
     plans = [make_plan(p, REAL[target], threads) for threads in (1, 2, 4, 5, 8, 16, 64)]
-    assert len({isinstance(plan, Declined) for plan in plans}) == 1
+    assert len({isinstance(plan, Refusal) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize(("dtype", "line"), [("f32", 16), ("bf16", 32), ("f16", 32)])
@@ -375,7 +377,7 @@ def test_tiles_last_long_enough_to_ask_for_all_of_the_next_box(wanted: str, dtyp
 
 def test_small_problems_are_planned_for_one_thread() -> None:
     small = make_plan(Problem.parse("y f32 n1 g1 cx4 cy4 x9 w3 y9 s1 d1 p1"), TARGETS["native"], 8)
-    assert not isinstance(small, Declined)
+    assert not isinstance(small, Refusal)
     assert small.threads == 1
 
 
@@ -395,11 +397,14 @@ def test_the_steps_of_a_plan_have_lanes_for_all_products(name: str) -> None:
     found = set()
     for p in [*DRAWN, *map(Problem.parse, NAMED.values())]:
         plan = make_plan(p, REAL[name], 3)
-        if isinstance(plan, Declined):
+        if isinstance(plan, Refusal):
             continue
         found.add(plan.nest)
-        assert 2 * plan.steps * plan.lanes >= p.flops, p
-        assert plan.estimate == plan.steps / plan.threads
+        pair = plan.sums.per_step if plan.nest == "gather" else plan.roles.per_step if plan.nest == "wgrad" else 1
+        assert 2 * plan.steps * plan.lanes * pair >= p.flops, p
+        assert plan.thread_steps == plan.steps / plan.threads
+        assert plan.estimate.seconds > plan.thread_steps / tuning(REAL[name]).speed.steps
+        assert plan.estimate.bytes == plan.workspace
     assert found == {"gather", "wgrad", "depthwise channels", "depthwise pixels"}
 
 

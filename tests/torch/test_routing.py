@@ -454,11 +454,13 @@ class Data:
     def __len__(self):
         return 6
     def __getitem__(self, i):
-        x = torch.full((1, 2, 8, 8), float(i), requires_grad=True)
+        x = torch.full((1, 32, 40, 40), float(i), requires_grad=True)
         torch.nn.functional.conv2d(x, weight, padding=1).sum().backward()
         return x.grad[0]
 
-weight = torch.ones(4, 2, 3, 3)
+# Large enough for several threads, which a process that is forked does not have.
+torch.set_num_threads(2)
+weight = torch.ones(32, 32, 3, 3)
 convgrad.torch.install("all")
 expected = Data()[0]
 for _ in range(2):

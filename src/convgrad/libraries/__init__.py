@@ -88,8 +88,9 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
         array = np.asarray(None)
     if (array.dtype.kind not in "iu" and array.size) or array.ndim == 0:
         for size in value if isinstance(value, (list, tuple)) else ():
-            if jax.is_traced(size):
-                raise jax.traced(size, name)
+            library = find(size)
+            if library is not None:  # which may say better why a size has no value, such as one of a trace
+                library.open(size, name)
         is_array = isinstance(value, np.ndarray)
         got = f"an array of {array.dtype} of shape {array.shape}" if is_array else shown(value)
         raise broken("shape_values", name, got, hint="give its shape, not the array" if array.ndim > 2 else "")
