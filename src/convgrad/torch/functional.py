@@ -41,14 +41,12 @@ def _batch(name: str, tensor: Tensor, weight: Tensor, rank: int) -> tuple[Tensor
         if not isinstance(given, Tensor):
             hint = "pass its .weight" if isinstance(given, torch.nn.Module) else ""
             raise broken("attribute_type", what, f"a {type(given).__name__}", hint=hint, expected="a tensor")
-    if weight.dim() != rank + 2:
-        expected = rank + 2
-        raise broken("same_rank", "weight", tuple(weight.shape), expected=expected, first="a", shape=f"{rank}D weight")
+    shape, whole = tuple(weight.shape), rank + 2
+    if len(shape) != whole:
+        raise broken("same_rank", "weight", shape, expected=whole, first="a", shape=f"{rank}D weight")
     if tensor.dim() not in (rank + 1, rank + 2):
-        expected = f"{rank + 2}, or {rank + 1} for one image"
-        raise broken(
-            "same_rank", name, tuple(tensor.shape), expected=expected, first="weight", shape=tuple(weight.shape)
-        )
+        dims = f"{whole}, or {rank + 1} for one image"
+        raise broken("same_rank", name, tuple(tensor.shape), expected=dims, first="weight", shape=shape)
     one = tensor.dim() == rank + 1
     return (tensor.unsqueeze(0) if one else tensor), one
 

@@ -28,7 +28,8 @@ GIVEN: dict[Role, tuple[Role, Role]] = {"y": ("x", "w"), "x": ("y", "w"), "w": (
 
 _is_transformed = torch._C._are_functorch_transforms_active
 
-LIBRARY = torch.library.Library("convgrad", "DEF")
+_registry: Any = torch.library  # has no types for most of what it offers
+LIBRARY = _registry.Library("convgrad", "DEF")
 
 _GEOMETRY = "SymInt[] size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _HOW = "bool? channels_last=None, str algorithm='direct', ScalarType? dtype=None"
@@ -170,7 +171,8 @@ def remember(wanted: Role) -> Callable[[Any, tuple[Any, ...], Tensor], None]:
         ctx.save_for_backward(call.first if second else None, call.second if first else None)
         ctx.like = [(t.shape[2:], lies_channels_last(t), t.dtype) for t in (call.first, call.second)]
         ctx.bias = None if call.bias is None else call.bias.dtype
-        ctx.call = call._replace(first=None, second=None, bias=None, channels_last=None, dtype=None)
+        gone: Any = None
+        ctx.call = call._replace(first=gone, second=gone, bias=None, channels_last=None, dtype=None)
 
     return setup_context
 
@@ -219,17 +221,19 @@ def batched(wanted: Role) -> Callable[..., tuple[Tensor, int]]:
         first, second, *more = in_dims
         third = more[0] if wanted != "w" else None
         count = info.batch_size
-        if wanted != "w" and second is None and third is None:
-            images = call.first.movedim(first, 0).flatten(0, 1)
-            return call._replace(first=images).again(wanted).unflatten(0, (count, -1)), 0
+        if wanted != "w" and first is not None and second is None and third is None:
+            result = call._replace(first=call.first.movedim(first, 0).flatten(0, 1)).again(wanted)
+            return result.reshape(count, result.shape[0] // count, *result.shape[1:]), 0
         a, b = (
             _as_groups(role, tensor, at, count)
             for role, tensor, at in zip(GIVEN[wanted], (call.first, call.second), (first, second), strict=True)
         )
         bias = None if call.bias is None else _stacked(call.bias, third, count).flatten()
         call = call._replace(first=a, second=b, bias=bias, groups=call.groups * count)
-        at = 0 if wanted == "w" else 1
-        return call.again(wanted).unflatten(at, (count, -1)), at
+        result = call.again(wanted)
+        if wanted == "w":
+            return result.reshape(count, result.shape[0] // count, *result.shape[1:]), 0
+        return result.reshape(result.shape[0], count, result.shape[1] // count, *result.shape[2:]), 1
 
     return rule
 
@@ -297,7 +301,7 @@ def _function(wanted: Role) -> Any:
         ctx.inputs = (call.first, call.second)
         ctx.size, ctx.shape, ctx.last = call.size, output.shape, lies_channels_last(output)
 
-    members = {"forward": forward, "setup_context": setup_context, "backward": gradients(wanted)}
+    members: dict[str, Any] = {"forward": forward, "setup_context": setup_context, "backward": gradients(wanted)}
     members |= {"jvp": tangent(wanted), "vmap": batched(wanted)}
     return type(OPERATORS[wanted], (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
@@ -320,14 +324,14 @@ def _define() -> None:
             key = getattr(torch._C.DispatchKey, f"Autocast{device}")
             LIBRARY.impl(name, under_autocast(wanted, key), f"Autocast{device}")
         full = f"convgrad::{name}"
-        torch.library.register_fake(full, fake(wanted), lib=LIBRARY)
-        torch.library.register_autograd(full, gradients(wanted), setup_context=remember(wanted), lib=LIBRARY)
-        torch.library.register_vmap(full, batched(wanted), lib=LIBRARY)
+        _registry.register_fake(full, fake(wanted), lib=LIBRARY)
+        _registry.register_autograd(full, gradients(wanted), setup_context=remember(wanted), lib=LIBRARY)
+        _registry.register_vmap(full, batched(wanted), lib=LIBRARY)
     into = "convolution_weights_into"
     LIBRARY.define(f"{into}(Tensor x, Tensor y, Tensor(a!) into, {_GEOMETRY}, str algorithm='direct') -> ()", tags=tags)
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(into, weights_into, device)
-    torch.library.register_fake(f"convgrad::{into}", lambda *_: None, lib=LIBRARY)
+    _registry.register_fake(f"convgrad::{into}", lambda *_: None, lib=LIBRARY)
 
 
 _define()
