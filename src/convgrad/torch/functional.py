@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import SpecError
 from ..spec.check import broken, values
 from ..spec.problem import extent, window_sizes
-from .operators import Call
+from .operators import Call, Options
 
 Ints = int | Sequence[int]
 
@@ -51,9 +51,15 @@ def _batch(name: str, tensor: Tensor, weight: Tensor, rank: int) -> tuple[Tensor
     return (tensor.unsqueeze(0) if one else tensor), one
 
 
-def _run(wanted: str, call: Call, one: bool) -> Tensor:
-    out = call.again(wanted)
+def _run(wanted: str, call: Call, one: bool, options: Options) -> Tensor:
+    call = call._replace(algorithm=options.algorithm, wide_weights=options.wide_weights)
+    out = call.adding(wanted) if options.accumulate else call.again(wanted)
     return out.squeeze(0) if one else out
+
+
+def _lies(rank: int) -> bool | None:
+    """Whether results have their channels last in memory: as the inputs lie, but PyTorch has no such format in 1D."""
+    return False if rank == 1 else None
 
 
 def _conv(
@@ -65,8 +71,7 @@ def _conv(
     padding: Ints | str,
     dilation: Ints,
     groups: int,
-    algorithm: str,
-    wide_weights: bool,
+    options: Options,
 ) -> Tensor:
     x, one = _batch("input", input, weight, rank)
     steps, holes = _per_axis("stride", stride, rank, 1), _per_axis("dilation", dilation, rank, 1)
@@ -82,8 +87,8 @@ def _conv(
             has = f"{x.shape[2 + axis]} + {both[axis]}"
             span = extent(kernel[axis], holes[axis])
             raise broken("kernel_fits", "input", expected=span, size=has, axis=axis, layout="NCX")
-    call = Call(x, weight, bias, size, steps, front, holes, groups, None, algorithm, None, wide_weights)
-    return _run("y", call, one)
+    call = Call(x, weight, bias, size, steps, front, holes, groups, _lies(rank))
+    return _run("y", call, one, options)
 
 
 def _named(padding: str, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[Any, Any]:
@@ -108,8 +113,7 @@ def _conv_transpose(
     output_padding: Ints,
     groups: int,
     dilation: Ints,
-    algorithm: str,
-    wide_weights: bool,
+    options: Options,
 ) -> Tensor:
     y, one = _batch("input", input, weight, rank)
     steps, holes = _per_axis("stride", stride, rank, 1), _per_axis("dilation", dilation, rank, 1)
@@ -124,8 +128,8 @@ def _conv_transpose(
         if isinstance(size[-1], int) and size[-1] < 1:
             formula = f"({n} - 1) * {s} - 2 * {p} + {extent(k, d)} + {more} = {size[-1]}"
             raise broken("output_size", "padding", axis=axis, formula=formula, layout="NCX")
-    call = Call(y, weight, bias, size, steps, front, holes, groups, None, algorithm, None, wide_weights)
-    return _run("x", call, one)
+    call = Call(y, weight, bias, size, steps, front, holes, groups, _lies(rank))
+    return _run("x", call, one, options)
 
 
 _WORDS = {"y": "input", "x": "input", "w": "weight", "size": "output size"}
@@ -156,9 +160,10 @@ def conv1d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv1d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    """As `torch.nn.functional.conv1d`; see `conv2d` for the options."""
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv1d", _conv, 1, input, weight, bias, *rest)
 
 
@@ -173,13 +178,16 @@ def conv2d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv2d`, computed by convgrad in both directions.
 
     `algorithm` says how sums are taken. With `wide_weights`, weight and bias may be float32 while input is bfloat16 or
     float16: they are rounded to its type as they are used, and their gradients are the float32 sums, not rounded.
+    With `accumulate`, `backward()` adds the gradient of weight to `weight.grad` as it is computed, where that is
+    possible (see docs/torch.md) and something is there to be added to.
     """
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv2d", _conv, 2, input, weight, bias, *rest)
 
 
@@ -194,9 +202,10 @@ def conv3d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv3d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    """As `torch.nn.functional.conv3d`; see `conv2d` for the options."""
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv3d", _conv, 3, input, weight, bias, *rest)
 
 
@@ -212,9 +221,10 @@ def conv_transpose1d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose1d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose1d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose1d", _conv_transpose, 1, input, weight, bias, *rest)
 
 
@@ -230,9 +240,10 @@ def conv_transpose2d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose2d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose2d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose2d", _conv_transpose, 2, input, weight, bias, *rest)
 
 
@@ -248,7 +259,8 @@ def conv_transpose3d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose3d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose3d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose3d", _conv_transpose, 3, input, weight, bias, *rest)

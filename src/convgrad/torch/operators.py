@@ -18,6 +18,8 @@ from torch import Tensor
 
 from ..spec.check import broken
 from ..spec.problem import Role
+from ..tensors import overlaps
+from .adding import added, are_functions_transformed, is_transformed, may_add
 from .plans import Geometry, Result, compute, describe, lies_channels_last, step_for, strides_in
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
@@ -26,13 +28,20 @@ OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": 
 GIVEN: dict[Role, tuple[Role, Role]] = {"y": ("x", "w"), "x": ("y", "w"), "w": ("x", "y")}
 """What each tensor is computed from."""
 
-_is_transformed = torch._C._are_functorch_transforms_active
 
 _registry: Any = torch.library  # has no types for most of what it offers
 LIBRARY = _registry.Library("convgrad", "DEF")
 
 _GEOMETRY = "SymInt[] size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _HOW = "bool? channels_last=None, str algorithm='direct', ScalarType? dtype=None"
+
+
+class Options(NamedTuple):
+    """What the functions and modules take besides PyTorch's own arguments."""
+
+    algorithm: str = "direct"
+    wide_weights: bool = False
+    accumulate: bool = False
 
 
 class Call(NamedTuple):
@@ -59,10 +68,17 @@ class Call(NamedTuple):
 
     def again(self, wanted: Role) -> Tensor:
         """The operator with these arguments; as a Function where torch.func transforms it, or it carries tangents."""
-        transformed = not torch.compiler.is_compiling() and (
-            _is_transformed() or torch.autograd.forward_ad._current_level >= 0
-        )
-        result: Tensor = FUNCTIONS[wanted].apply(*self.arguments(wanted)) if transformed else self.plainly(wanted)
+        if torch.compiler.is_compiling() or not is_transformed():
+            return self.plainly(wanted)
+        result: Tensor = FUNCTIONS[wanted].apply(*self.arguments(wanted))
+        return result
+
+    def adding(self, wanted: Role) -> Tensor:
+        """The operator with these arguments; the gradient of weights is added to what they have, where it can be."""
+        call = under_wide_autocast(self)
+        if not may_add(call.first, call.second, call.wide_weights):
+            return self.again(wanted)
+        result: Tensor = ADDING[wanted].apply(*call.arguments(wanted))
         return result
 
     def plainly(self, wanted: Role) -> Tensor:
@@ -106,11 +122,18 @@ class Call(NamedTuple):
     def tensors(self, wanted: Role) -> dict[Role, Tensor]:
         """The inputs by their roles. Weights that are wider than the data are rounded here."""
         first, second = GIVEN[wanted]
-        return {first: self.first, second: self.second.to(self.first.dtype) if self.wide_weights else self.second}
+        return {first: self.first, second: self._narrow(second, self.second) if self.wide_weights else self.second}
 
     def narrow_bias(self) -> Tensor | None:
         """The bias in the element type of the data, if it may be wider."""
-        return self.bias.to(self.first.dtype) if self.wide_weights and self.bias is not None else self.bias
+        return self._narrow("bias", self.bias) if self.wide_weights and self.bias is not None else self.bias
+
+    def _narrow(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor in the element type of the data, than which it may be wider."""
+        dtype = self.first.dtype
+        if tensor.dtype not in (dtype, torch.float32) or (dtype is torch.float64 and tensor.dtype is not dtype):
+            raise broken("same_dtype", name, str(tensor.dtype), first="input", expected=f"{dtype}, or torch.float32")
+        return tensor.to(dtype)
 
 
 def kernel(wanted: Role) -> Callable[..., Tensor]:
@@ -136,6 +159,14 @@ def fake(wanted: Role) -> Callable[..., Tensor]:
         return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=call.first.device)
 
     return imagined
+
+
+def under_wide_autocast(call: Call) -> Call:
+    """A call whose weights may be wider than the data, with the data as autocast has it; others as they are."""
+    device = call.first.device.type
+    if not call.wide_weights or not torch.is_autocast_enabled(device) or call.first.dtype is torch.float64:
+        return call
+    return call._replace(first=call.first.to(torch.get_autocast_dtype(device)))
 
 
 def under_autocast(wanted: Role, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
@@ -171,6 +202,7 @@ def remember(wanted: Role) -> Callable[[Any, tuple[Any, ...], Tensor], None]:
         ctx.save_for_backward(call.first if second else None, call.second if first else None)
         ctx.like = [(t.shape[2:], lies_channels_last(t), t.dtype) for t in (call.first, call.second)]
         ctx.bias = None if call.bias is None else call.bias.dtype
+        ctx.parameter = None
         gone: Any = None
         ctx.call = call._replace(first=gone, second=gone, bias=None, channels_last=None, dtype=None)
 
@@ -189,6 +221,8 @@ def gradients(wanted: Role) -> Callable[..., tuple[Tensor | None, ...]]:
         for i, role in enumerate(roles):
             if ctx.needs_input_grad[i]:
                 tensors = {roles[1 - i]: ctx.saved_tensors[1 - i], wanted: grad}
+                if role == "w" and ctx.parameter is not None and added(ctx.parameter, tensors, ctx.like[i], ctx.call):
+                    continue
                 found[i] = _gradient(role, tensors, ctx.like[i], ctx.call)
         rest: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 2)
         if wanted != "w" and ctx.needs_input_grad[2]:
@@ -264,10 +298,23 @@ def weights_into(
     call = Call(x, y, None, size, stride, padding, dilation, groups, algorithm=algorithm)
     if call.shape("w") != into.shape:
         raise broken("shapes_agree", "into", tuple(into.shape), expected=call.shape("w"), source="the weights")
-    if any(n > 1 and not step for n, step in zip(into.shape, into.stride(), strict=True)):
+    if overlaps(into.shape, into.stride()):
         raise broken("out_overlap", "into", into.stride())
     result = Result(tuple(into.shape), into.stride(), into.dtype, accumulate=True)
     step_for("w", {"x": x, "y": y}, None, result, call.geometry, algorithm).run(x, into, y)
+    if not into.is_inference():
+        torch.autograd.graph.increment_version(into)
+
+
+def _refuse_gradients(*args: Any) -> None:
+    """`convolution_weights_into` where autograd looks on: it has no gradients, so nothing may ask for them."""
+    if torch.is_grad_enabled():
+        for name, tensor in zip(("x", "y", "into"), args, strict=False):
+            if tensor.requires_grad:
+                hint = "give its .detach(), or call under torch.no_grad()"
+                raise broken("input_grad", name, "a tensor that requires grad", hint=hint)
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.convgrad.convolution_weights_into(*args)
 
 
 def tangent(wanted: Role) -> Callable[..., Tensor | None]:
@@ -287,16 +334,19 @@ def tangent(wanted: Role) -> Callable[..., Tensor | None]:
     return jvp
 
 
-def _function(wanted: Role) -> Any:
-    """An operator as a Function, which torch.func can transform."""
+def _function(wanted: Role, adds: bool = False) -> Any:
+    """An operator as a Function, which torch.func can transform; or one that adds to the gradient of weights."""
 
     def forward(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
-        return call.again(wanted) if _is_transformed() else call.plainly(wanted)
+        return call.again(wanted) if are_functions_transformed() else call.plainly(wanted)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         remember(wanted)(ctx, inputs, output)
         call = Call.read(wanted, inputs)
+        if adds:
+            ctx.parameter = call.second
+            return
         ctx.save_for_forward(call.first, call.second)
         ctx.inputs = (call.first, call.second)
         ctx.size, ctx.shape, ctx.last = call.size, output.shape, lies_channels_last(output)
@@ -308,6 +358,9 @@ def _function(wanted: Role) -> Any:
 
 FUNCTIONS: dict[Role, Any] = {wanted: _function(wanted) for wanted in OPERATORS}
 """The operators for torch.func and forward-mode differentiation."""
+
+ADDING: dict[Role, Any] = {wanted: _function(wanted, adds=True) for wanted in ("y", "x")}
+"""The operators that add the gradient of weights to what they have."""
 
 
 def _define() -> None:
@@ -331,6 +384,7 @@ def _define() -> None:
     LIBRARY.define(f"{into}(Tensor x, Tensor y, Tensor(a!) into, {_GEOMETRY}, str algorithm='direct') -> ()", tags=tags)
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(into, weights_into, device)
+    LIBRARY.impl(into, _refuse_gradients, "Autograd")
     _registry.register_fake(f"convgrad::{into}", lambda *_: None, lib=LIBRARY)
 
 
