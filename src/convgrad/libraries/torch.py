@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -40,11 +40,22 @@ def look(value: Any) -> tuple[Hashable, int] | None:
     torch: Any = sys.modules["torch"]
     try:
         at = value.data_ptr()
-        if not at or _asks_for_gradients(value) or torch._C._is_tracing():
+        if not at or _asks_for_gradients(value) or torch.compiler.is_compiling() or torch._C._is_tracing():
             return None
         return (value.shape, value.stride(), value.dtype, torch._C._dispatch_keys(value).raw_repr()), at
     except (RuntimeError, ValueError):
         return None  # One without memory; `open` says why.
+
+
+def are_recorded(values: Sequence[Any]) -> bool:
+    """Whether values are tensors of which some stand for others, ask for gradients, or have no values: those on meta.
+
+    Calls of such become operators of PyTorch's. None stands for an input that was left out.
+    """
+    given = [value for value in values if value is not None]
+    if not given or not all(map(owns, given)):
+        return False
+    return any(_traced(v) or _asks_for_gradients(v) for v in given) or all(v.device.type == "meta" for v in given)
 
 
 def is_writable(value: Any) -> bool:
@@ -67,7 +78,8 @@ def open(value: Any, name: str) -> Tensor:
     if traced := _traced(value):
         raise broken("input_traced", name, f"a {kind} {traced}", hint="call convgrad outside of it, on plain tensors")
     if asks := _asks_for_gradients(value):
-        hint = "give its .detach(), or call under torch.no_grad()"
+        hint = "give its .detach(), or call under torch.no_grad(); functions of PyTorch tensors alone, without `out`, "
+        hint += "have gradients"
         raise broken("input_grad", name, f"a {kind} {asks}", hint=hint)
     try:
         copied = value.is_neg() or value.is_conj()
@@ -95,6 +107,8 @@ def open(value: Any, name: str) -> Tensor:
 def _traced(value: Any) -> str:
     """Where a tensor comes from that stands for others, or whose values a trace would take for constants."""
     torch: Any = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return "that torch.compile or torch.export traces"
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         return "inside of torch.vmap, torch.func.grad or their like"
     fake = sys.modules.get("torch._subclasses.fake_tensor")

@@ -110,40 +110,40 @@ class ConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d`, computed here; see `Conv2d`."""
 
 
-class LazyConv1d(_Conv, nn.LazyConv1d):
+class LazyConv1d(_Conv, nn.LazyConv1d):  # type: ignore[misc]
     """`torch.nn.LazyConv1d`, which becomes a `Conv1d` of this module."""
 
-    cls_to_become = Conv1d  # type: ignore[assignment]
+    cls_to_become = Conv1d
 
 
-class LazyConv2d(_Conv, nn.LazyConv2d):
+class LazyConv2d(_Conv, nn.LazyConv2d):  # type: ignore[misc]
     """`torch.nn.LazyConv2d`, which becomes a `Conv2d` of this module."""
 
-    cls_to_become = Conv2d  # type: ignore[assignment]
+    cls_to_become = Conv2d
 
 
-class LazyConv3d(_Conv, nn.LazyConv3d):
+class LazyConv3d(_Conv, nn.LazyConv3d):  # type: ignore[misc]
     """`torch.nn.LazyConv3d`, which becomes a `Conv3d` of this module."""
 
-    cls_to_become = Conv3d  # type: ignore[assignment]
+    cls_to_become = Conv3d
 
 
-class LazyConvTranspose1d(_ConvTranspose, nn.LazyConvTranspose1d):
+class LazyConvTranspose1d(_ConvTranspose, nn.LazyConvTranspose1d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose1d`, which becomes a `ConvTranspose1d` of this module."""
 
-    cls_to_become = ConvTranspose1d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose1d
 
 
-class LazyConvTranspose2d(_ConvTranspose, nn.LazyConvTranspose2d):
+class LazyConvTranspose2d(_ConvTranspose, nn.LazyConvTranspose2d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose2d`, which becomes a `ConvTranspose2d` of this module."""
 
-    cls_to_become = ConvTranspose2d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose2d
 
 
-class LazyConvTranspose3d(_ConvTranspose, nn.LazyConvTranspose3d):
+class LazyConvTranspose3d(_ConvTranspose, nn.LazyConvTranspose3d):  # type: ignore[misc]
     """`torch.nn.LazyConvTranspose3d`, which becomes a `ConvTranspose3d` of this module."""
 
-    cls_to_become = ConvTranspose3d  # type: ignore[assignment]
+    cls_to_become = ConvTranspose3d
 
 
 _OURS: tuple[type[nn.Module], ...] = (

@@ -20,7 +20,7 @@ from ..spec.check import broken
 from ..spec.problem import Role
 from ..tensors import overlaps
 from .adding import added, are_functions_transformed, is_transformed, may_add
-from .plans import Geometry, Result, compute, describe, lies_channels_last, step_for, strides_in
+from .plans import Geometry, Result, compute, describe, lies_channels_last, other_device, step_for, strides_in
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
 """The operator that computes each tensor."""
@@ -153,6 +153,8 @@ def fake(wanted: Role) -> Callable[..., Tensor]:
     def imagined(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
         result = call.result(wanted)
+        if call.second.device != call.first.device:
+            raise other_device(call.first, call.second)
         sizes = (*result.shape, *call.first.shape, *call.second.shape, *call.stride, *call.padding, *call.dilation)
         if all(isinstance(size, int) for size in (*sizes, call.groups)):
             describe(wanted, call.tensors(wanted), call.narrow_bias(), result, call.geometry, call.algorithm)

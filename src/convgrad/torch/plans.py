@@ -151,13 +151,18 @@ def make_step(
     first, *others = [*tensors.values(), *([] if bias is None else [bias])]
     for other in others:
         if other.device != first.device:
-            raise SpecError(f"all tensors must be on {first.device}, as the first one is, got one on {other.device}")
+            raise other_device(first, other)
     problem = describe(wanted, tensors, bias, result, geometry, algorithm)
     choice = engine.choose(problem, Device(first.device.type, first.device.index or 0))
     # PyTorch's own threads compute: no more than it may use itself, and no more than are asked of us.
     threads = min(torch.get_num_threads(), get_num_threads())
     context = library.context(first) + threads if first.device.type == "cpu" else 0
     return Step(choice.execute, choice.backend.name, problem, result, context)
+
+
+def other_device(first: Tensor, other: Tensor) -> SpecError:
+    """The error for tensors that are not all in one place."""
+    return SpecError(f"all tensors must be on {first.device}, as the first one is, got one on {other.device}")
 
 
 def describe(
