@@ -50,10 +50,11 @@ def look(value: Any) -> tuple[Hashable, int] | None:
 def are_recorded(values: Sequence[Any]) -> bool:
     """Whether values are tensors of which some stand for others, ask for gradients, or have no values: those on meta.
 
-    Calls of such become operators of PyTorch's. None stands for an input that was left out.
+    Calls of such become operators of PyTorch's. None stands for an input that was left out. In `torch.jit.trace` sizes
+    would become constants without a word.
     """
     given = [value for value in values if value is not None]
-    if not given or not all(map(owns, given)):
+    if not given or not all(map(owns, given)) or sys.modules["torch"].jit.is_tracing():
         return False
     return any(_traced(v) or _asks_for_gradients(v) for v in given) or all(v.device.type == "meta" for v in given)
 

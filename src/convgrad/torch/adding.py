@@ -43,7 +43,6 @@ def may_add(data: Tensor, weight: Tensor, wide: bool) -> bool:
         and weight.requires_grad
         and torch.is_grad_enabled()
         and not is_transformed()
-        and not torch._C._is_tracing()
         and (wide or not torch.is_autocast_enabled(data.device.type))
     )
 

@@ -16,6 +16,8 @@ from .operators import Call, Options
 
 Ints = int | Sequence[int]
 
+_jit: Any = torch.jit  # has no types
+
 
 def _per_axis(name: str, value: Ints, rank: int, least: int) -> tuple[int, ...]:
     """A value for every spatial axis; one value serves all."""
@@ -98,7 +100,7 @@ def _named(padding: str, kernel: Sequence[int], stride: Sequence[int], dilation:
     if padding != "same":
         raise broken("attribute_choice", "padding", repr(padding), expected="a whole number, a list, 'same' or 'valid'")
     if any(step != 1 for step in stride):
-        raise broken("attribute_choice", "stride", tuple(stride), expected="1, because padding is 'same'")
+        raise broken("attribute_type", "stride", tuple(stride), expected="1, because padding is 'same'")
     both = tuple((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
     return tuple(total // 2 for total in both), both
 
@@ -122,8 +124,7 @@ def _conv_transpose(
     size = []
     for axis, (n, k, s, p, d, more) in enumerate(zip(y.shape[2:], kernel, steps, front, holes, extra, strict=True)):
         if isinstance(more, int) and more >= max(s, d):
-            text = f"stride {steps} or dilation {holes}"
-            raise broken("attribute_choice", "output_padding", extra, expected=f"numbers smaller than {text}")
+            raise broken("output_padding_stride", "output_padding", extra, strides=f"{steps} or dilations {holes}")
         size.append((n - 1) * s - 2 * p + extent(k, d) + more)
         if isinstance(size[-1], int) and size[-1] < 1:
             formula = f"({n} - 1) * {s} - 2 * {p} + {extent(k, d)} + {more} = {size[-1]}"
@@ -132,13 +133,28 @@ def _conv_transpose(
     return _run("x", call, one, options)
 
 
+def _stock(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """PyTorch's own function."""
+    *how, options = rest
+    if options.wide_weights:
+        weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+    result: Tensor = getattr(torch.nn.functional, name)(input, weight, bias, *how)
+    return result
+
+
 _WORDS = {"y": "input", "x": "input", "w": "weight", "size": "output size"}
 
 
-def _told(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """The result, or a mistake in the caller's words."""
+def _told(name: str, function: Callable[..., Tensor], rank: int, *args: Any) -> Tensor:
+    """The result, or a mistake in the caller's words.
+
+    Our operators are told the size of their result, which `torch.jit.trace` would take for a constant: what it records
+    are PyTorch's own.
+    """
+    if _jit.is_tracing():
+        return _stock(name, *args)
     try:
-        return function(*args)
+        return function(rank, *args)
     except SpecError as error:
         if not error.operation:
             for_data = "x" if "transpose" not in name else "y"
