@@ -60,11 +60,12 @@ def test_they_are_those_of_pytorch(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_initial_values_are_those_of_pytorch(name):
+    found = []
     for module in (convgrad.torch, nn):
         torch.manual_seed(3)
-        made = getattr(module, name)(3, 5, 2)
-        found = made.weight if module is convgrad.torch else found
-    assert torch.equal(found, made.weight)
+        found.append(getattr(module, name)(3, 5, 2))
+    assert torch.equal(found[0].weight, found[1].weight)
+    assert torch.equal(found[0].bias, found[1].bias)
 
 
 @pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
@@ -75,6 +76,7 @@ def test_other_paddings(mode, rank):
         same(ours, theirs, whole(2, 2, *(5,) * rank))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch makes a copy, we do not
 def test_padding_in_words():
     same(*pair("Conv2d", 2, 3, (3, 2), padding="same", dilation=(1, 3)), whole(2, 2, 6, 7))
     same(*pair("Conv2d", 2, 3, (3, 2), padding="valid", stride=2), whole(2, 2, 6, 7))
@@ -203,6 +205,7 @@ def layers():
     return ours, theirs
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_gradients_that_others_look_at_go_pytorchs_way(sums):
     ours, theirs = layers()
     seen = []

@@ -225,7 +225,7 @@ def _checked(operation: str, algorithm: Any, wide_weights: Any, accumulate: Any)
             raise broken("attribute_choice", "algorithm", repr(algorithm), expected=", ".join(map(repr, ALGORITHMS)))
         for name, value in (("wide_weights", wide_weights), ("accumulate", accumulate)):
             if not isinstance(value, bool):
-                raise broken("attribute_type", name, value, expected="True or False")
+                raise broken("attribute_type", name, repr(value), expected="True or False")
     except SpecError as error:
         error.operation = operation
         raise

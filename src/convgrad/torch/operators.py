@@ -220,9 +220,10 @@ def gradients(wanted: Role) -> Callable[..., tuple[Tensor | None, ...]]:
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = [None, None]
+        saved = ctx.saved_tensors  # once: a checkpoint computes them anew each time
         for i, role in enumerate(roles):
             if ctx.needs_input_grad[i]:
-                tensors = {roles[1 - i]: ctx.saved_tensors[1 - i], wanted: grad}
+                tensors = {roles[1 - i]: saved[1 - i], wanted: grad}
                 if role == "w" and ctx.parameter is not None and added(ctx.parameter, tensors, ctx.like[i], ctx.call):
                     continue
                 found[i] = _gradient(role, tensors, ctx.like[i], ctx.call)
