@@ -208,13 +208,14 @@ def test_tensors_of_a_trace_are_refused_where_there_are_others():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x, w = map(torch.from_numpy, _pair())
+    array = w.numpy()
     with FakeTensorMode():
-        _refused("input_traced", "torch.export", torch.zeros(2, 3, 5), w.numpy())
+        _refused("input_traced", "torch.export", torch.zeros(2, 3, 5), array)
     for transform in (torch.vmap, torch.func.grad):
 
         def inside(a):
             part = "inside of torch.vmap, torch.func.grad"
-            _refused("input_traced", part, a if a.ndim == 3 else a[None], w.numpy())
+            _refused("input_traced", part, a if a.ndim == 3 else a[None], array)
             return a.sum()
 
         transform(inside)(x)
