@@ -21,6 +21,7 @@ from ..spec.problem import Role
 from ..tensors import overlaps
 from .adding import added, are_functions_transformed, is_transformed, may_add
 from .plans import Geometry, Result, compute, describe, lies_channels_last, other_device, step_for, strides_in
+from .sharding import whole
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
 """The operator that computes each tensor."""
@@ -219,6 +220,7 @@ def gradients(wanted: Role) -> Callable[..., tuple[Tensor | None, ...]]:
     roles = GIVEN[wanted]
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = whole(grad)
         found: list[Tensor | None] = [None, None]
         saved = ctx.saved_tensors  # once: a checkpoint computes them anew each time
         for i, role in enumerate(roles):
