@@ -241,6 +241,9 @@ class OnCard(torch.Tensor):
     def get_device(self):
         return self.index
 
+    def detach(self):
+        return self  # not a plain tensor, which would be on the host
+
     @classmethod
     def of(cls, array, index=1):
         tensor = torch.from_numpy(array).as_subclass(cls)

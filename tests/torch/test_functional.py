@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import cache
 
@@ -79,6 +80,23 @@ def as_stock(name, dtypes):
                 torch.testing.assert_close(a, b, **tolerance(op, dtype))
             count += 1
     return count
+
+
+@pytest.mark.usefixtures("by_reference")
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_of_pytorch_where_gradients_are_routed(name):
+    op = op_infos()[name]
+    for dtype in WIDE:
+        samples = list(op.sample_inputs("cpu", dtype))
+        expected = [results(op.op, sample, dtype) for sample in samples]
+        with convgrad.torch.installed("all", forward=True):
+            found = [results(op.op, sample, dtype) for sample in samples]
+        for a, b in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a, b, **tolerance(op, dtype))
+    report = convgrad.torch.report(clear=True)
+    assert report.taken >= 60
+    assert all("empty" in row.reason for row in report.rows if not row.backend), report
 
 
 @pytest.mark.usefixtures("by_reference")

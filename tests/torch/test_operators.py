@@ -189,9 +189,9 @@ def test_compiled_for_sizes_that_change():
     function = torch.compile(network, backend=backend, fullgraph=True)
     for n, size in ((2, 8), (3, 9), (5, 12)):
         given = inputs(n, size)
-        for axis in (0, 2, 3):
+        for axis in (2, 3):
             torch._dynamo.mark_dynamic(given[0], axis)
-        torch._dynamo.mark_dynamic(given[0], 0, min=2)
+        torch._dynamo.mark_dynamic(given[0], 0, min=2, max=64)
         same(function, given)
     assert len(counts) == 1
     same(torch.compile(network, backend="aot_eager", fullgraph=True, dynamic=True), inputs(4, 10))

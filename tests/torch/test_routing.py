@@ -30,6 +30,7 @@ LAYERS = ((1, 1, 1, 0, 1), (2, 0, 1, 1, 1), (1, 2, 2, 0, 2), (3, 1, 1, 2, 4))
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_installed():
+    convgrad.torch.report(clear=True)
     yield
     assert routing._router.setting is None
     convgrad.torch.report(clear=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable, Sequence
-from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -43,10 +42,10 @@ def look(value: Any) -> tuple[Hashable, int] | None:
     """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
     device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    dispatch_keys, is_tracing, is_compiling, is_grad_enabled, forward_ad = _questions()
+    dispatch_keys, is_tracing, is_compiling, is_grad_enabled, forward_ad = _functions or _questions()
     try:
         at = value.data_ptr()
-        if not at or is_tracing() or is_compiling() or (value.requires_grad and is_grad_enabled()):
+        if is_compiling() or not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
             return None
         if forward_ad._current_level >= 0 and _has_tangent(value):
             return None
@@ -55,17 +54,21 @@ def look(value: Any) -> tuple[Hashable, int] | None:
         return None  # One without memory; `open` says why.
 
 
-@cache
+_functions: tuple[Any, ...] = ()
+
+
 def _questions() -> tuple[Any, ...]:
-    """What PyTorch is asked at each call, so that it is not looked up each time."""
+    """What PyTorch is asked at each call, looked up once. (TorchDynamo warns of functions with a cache.)"""
+    global _functions
     torch: Any = sys.modules["torch"]
-    return (
+    _functions = (
         torch._C._dispatch_keys,
         torch._C._is_tracing,
         torch.compiler.is_compiling,
         torch.is_grad_enabled,
         torch.autograd.forward_ad,
     )
+    return _functions
 
 
 def are_recorded(values: Sequence[Any]) -> bool:
