@@ -39,7 +39,5 @@ def get_float32_precision() -> str:
 def _word(value: Any, operation: str, argument: str) -> str:
     if not isinstance(value, str) or value not in PRECISIONS:
         expected = ", ".join(map(repr, PRECISIONS))
-        raise SpecError(
-            f"{argument} must be one of {expected}, got {value!r}", argument=argument, operation=operation
-        )
+        raise SpecError(f"{argument} must be one of {expected}, got {value!r}", argument=argument, operation=operation)
     return value

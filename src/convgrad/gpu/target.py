@@ -33,8 +33,8 @@ class Target:
 
 
 _KINDS = {
-    # capability: shared, matrix, vector, double; NVIDIA's data sheets and programming guide. Of kinds that are sold with
-    # tensor cores of two speeds, the slower one.
+    # capability: shared, matrix, vector, double; from NVIDIA's data sheets and programming guide. Of kinds that are
+    # sold with tensor cores of two speeds, the slower one.
     80: (166912, 2048, 128, 128),
     86: (101376, 512, 256, 4),
     87: (166912, 512, 256, 4),

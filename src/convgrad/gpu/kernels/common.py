@@ -25,7 +25,7 @@ def span(start, COUNT: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def stride(strides, axis: tl.constexpr, UNIT: tl.constexpr):
     """The stride of an axis; of the one that is known to be contiguous, the constant 1."""
-    if UNIT == axis:
+    if axis == UNIT:
         return 1
     else:
         return strides[axis]

@@ -1,13 +1,14 @@
 """y and x as matrix products: results by channels, over the taps that each result has and the channels they read.
 
-A result at first + STEP*t, of a phase, reads input begin + MOVE*t + TAP_MOVE*j by its tap first_tap + TAP_STEP*j. For y
-there is one phase, with STEP 1 and MOVE the stride; for x there is a phase for every remainder by the stride, and MOVE 1.
+A result at first + STEP*t, of a phase, reads input begin + MOVE*t + TAP_MOVE*j by its tap first_tap + TAP_STEP*j. For
+y there is one phase, with STEP 1 and MOVE the stride; for x there is a phase for every remainder by the stride, and
+MOVE is 1.
 """
 
 import triton
 import triton.language as tl
 
-from .common import finished, program, spatial, span, stride, unfold, walk, within
+from .common import finished, program, span, spatial, stride, unfold, walk, within
 
 
 @triton.jit
@@ -83,10 +84,7 @@ def gather(
     from_a = a + g * a_strides[1] + n * stride(a_strides, 0, A_UNIT) + spatial(b0, b1, b2, a_strides, A_UNIT)
     from_w = w + g * w_strides[0] + spatial(k0, k1, k2, w_strides, W_UNIT) + c * stride(w_strides, 2, W_UNIT)
     taps = taps0 * taps1 * taps2
-    if FLAT:
-        blocks = tl.cdiv(taps * summed, DEPTH)
-    else:
-        blocks = taps * tl.cdiv(summed, DEPTH)
+    blocks = tl.cdiv(taps * summed, DEPTH) if FLAT else taps * tl.cdiv(summed, DEPTH)
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
     for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):

@@ -6,7 +6,7 @@ Channels of all groups lie side by side in the lanes. The phases and taps are th
 import triton
 import triton.language as tl
 
-from .common import finished, program, spatial, span, stride, unfold, walk, within
+from .common import finished, program, span, spatial, stride, unfold, walk, within
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .common import finished, program, spatial, span, stride, unfold, within
+from .common import finished, program, span, spatial, stride, unfold, within
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What a plan is expected to take, in cycles of a multiprocessor and seconds: a model, of which nothing was measured yet.
+"""What a plan is expected to take, in cycles of a multiprocessor and seconds: a model; nothing of it was measured yet.
 
 A program's blocks take as long as their arithmetic, their loads or their index arithmetic, whichever is longest; the
 programs are dealt out to the multiprocessors; and no plan is quicker than memory. Tiles and parts are chosen by it. The
