@@ -209,7 +209,7 @@ def test_reasons_of_every_back_end_reach_the_user(card):
     tensors = [Sheet.of(card, array.astype(DTYPES["bf16"].numpy)) for array in pair()]
     reasons = (
         r"no back end takes this problem: cards: has no bf16; "
-        r"cpu: computes on cpu, not on card 1; reference: computes on cpu, not on card 1"
+        r"cpu: computes on cpu, not on card 1; reference: computes on cpu, not on card 1; gpu: computes on cuda"
     )
     for _ in range(2):
         with pytest.raises(UnsupportedError, match=reasons):

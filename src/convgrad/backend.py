@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from .dtypes import DTYPES
+from .errors import SpecError
 from .spec.problem import Ints, Problem
 
 
@@ -24,6 +25,14 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """The device of a name such as `cuda` or `cuda:1`."""
+        kind, _, index = text.partition(":")
+        if not kind.isalpha() or not (index or "0").isdecimal():
+            raise SpecError(f"device must be a name such as 'cpu', 'cuda' or 'cuda:1', got {text!r}", argument="device")
+        return cls(kind, int(index or 0))
 
 
 HOST = Device()
@@ -101,7 +110,10 @@ class Backend(Protocol):
         """A problem ready to be computed. A warm start finds it without a plan."""
 
     def plan(self, problem: Problem, device: Device) -> Any | Refusal:
-        """How a problem would be computed, for `explain`; None if there is nothing to plan."""
+        """How a problem would be computed, for `explain`; None if there is nothing to plan.
+
+        A plan says as a string how; it has `why`, reasons, and `workspace`, bytes that it needs besides the tensors.
+        """
 
     def empty(self, shape: Ints, dtype: str, strides: Ints | None, like: Any) -> tuple[Any, int]:
         """Memory of a new tensor, its values not set, and its address; `Library.wrap` makes a tensor of it.

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from . import calls
 from .advice import warn
+from .backend import Device
 from .errors import SpecError
 from .spec import Problem
 from .spec.check import other_inputs
@@ -45,7 +46,7 @@ def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> 
     return calls.compute(meaning, meaning.arrange(inputs), out, attributes)
 
 
-def explain(problem: Problem | str) -> str:
+def explain(problem: Problem | str, device: str = "cpu") -> str:
     """What a problem comes to, as text for a person: sizes, padding, work, who computes it on this machine, and how.
 
     A problem is written as a line: the wanted tensor (`y` forward, `x` the gradient of the data, `w` that of the
@@ -53,6 +54,8 @@ def explain(problem: Problem | str) -> str:
     takes descriptors and graph files, too::
 
         print(convgrad.explain("x f32 n8 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1"))
+
+    `device` says where it would be computed: "cpu", "cuda" or "cuda:1".
     """
     from .explanation import of_problem, text
 
@@ -60,7 +63,7 @@ def explain(problem: Problem | str) -> str:
         problem = Problem.parse(problem)
     if not isinstance(problem, Problem):
         raise SpecError(f"explain takes a problem or its text, got an object of type {type(problem).__name__}")
-    return "\n".join(text(of_problem(problem)))
+    return "\n".join(text(of_problem(problem, Device.parse(device))))
 
 
 def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -6,6 +6,7 @@ tensor on such a device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable
 from functools import lru_cache
 from importlib import import_module
@@ -35,23 +36,34 @@ def setting() -> Hashable:
 
 def load(problem: Problem, device: Device) -> Executable | Refusal:
     """The kernels for a problem, compiled and loaded."""
-    found = plan(problem, device)
+    if reason := hindrance(device):
+        return Refusal(name, reason)
+    target = machine(device)
+    found = _plan(problem, target)
     if isinstance(found, Refusal):
         return found
     from .launch import Executable
 
-    return Executable(found, machine(device), device.index)
+    return Executable(found, target, device.index)
 
 
 def plan(problem: Problem, device: Device) -> Plan | Refusal:
-    """The plan for a problem on a device."""
+    """The plan for a problem on a device, or for the kind of GPU that CONVGRAD_GPU_TARGET names."""
+    if kind := os.environ.get("CONVGRAD_GPU_TARGET", ""):
+        from .target import of_kind
+
+        return _plan(problem, of_kind(kind))
     if reason := hindrance(device):
         return Refusal(name, reason)
+    return _plan(problem, machine(device))
+
+
+def _plan(problem: Problem, target: Target) -> Plan | Refusal:
     from .plan import choose
 
     if problem.algorithm != "direct":
         return Refusal(name, f"no kernel computes it by the algorithm {problem.algorithm!r}", "another algorithm")
-    found = choose.make(problem, machine(device), get_float32_precision())
+    found = choose.make(problem, target, get_float32_precision())
     return Refusal(name, found) if isinstance(found, str) else found
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's tensors, on the host."""
+"""PyTorch's tensors, on the host and on CUDA devices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import Tensor
+from ..backend import Device, Tensor
 from ..dtypes import Array
 from ..host_team import HOST_TEAM, share_threads
 from ..spec.check import broken
 
 name = "torch"
+
+DTYPE_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+"""The element types that are computed, by PyTorch's names."""
 
 
 def owns(value: Any) -> bool:
@@ -42,7 +45,9 @@ def look(value: Any) -> tuple[Hashable, int] | None:
         at = value.data_ptr()
         if not at or _asks_for_gradients(value) or torch._C._is_tracing():
             return None
-        return (value.shape, value.stride(), value.dtype, torch._C._dispatch_keys(value).raw_repr()), at
+        kind = torch._C._dispatch_keys(value).raw_repr()
+        # Of several devices of a kind, the keys do not tell which.
+        return (value.shape, value.stride(), value.dtype, kind, value.get_device()), at
     except (RuntimeError, ValueError):
         return None  # One without memory; `open` says why.
 
@@ -56,7 +61,7 @@ def open(value: Any, name: str) -> Tensor:
     """The tensor on the same memory, or on a copy where PyTorch has only noted a change of the values."""
     torch: Any = sys.modules["torch"]
     kind = type(value).__name__
-    if value.device.type != "cpu":
+    if value.device.type not in ("cpu", "cuda"):
         hint = "move it with .cpu()" if value.device.type != "meta" else "a meta tensor has no values; make a real one"
         raise broken("input_device", name, f"a tensor on {value.device}", hint=hint)
     if value.is_nested or value.is_quantized:
@@ -74,6 +79,8 @@ def open(value: Any, name: str) -> Tensor:
         plain = value.detach()
         if copied:
             plain = plain.resolve_conj().resolve_neg()
+        if plain.is_cuda:
+            return on_device(plain, _locked(value, copied), copied)
         array: Array
         if plain.dtype is torch.bfloat16:
             array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
@@ -84,12 +91,24 @@ def open(value: Any, name: str) -> Tensor:
         raise broken("input_array", name, f"a {kind} of {value.dtype}") from None
     if array.size and not plain.data_ptr():
         raise broken("input_array", name, f"a {kind} whose memory was given back")
-    locked = ""
+    return host.tensor(array, _locked(value, copied or not array.flags.writeable), copied)
+
+
+def on_device(plain: Any, locked: str = "", copied: bool = False) -> Tensor:
+    """A tensor of PyTorch on a CUDA device, which other libraries' memory is opened as, too."""
+    size, dtype = plain.element_size(), str(plain.dtype).removeprefix("torch.")
+    strides = tuple(step * size for step in plain.stride())
+    where = Device("cuda", plain.device.index)
+    return Tensor(
+        plain, plain.data_ptr(), tuple(plain.shape), strides, DTYPE_NAMES.get(dtype, dtype), where, locked, copied
+    )
+
+
+def _locked(value: Any, is_fixed: bool) -> str:
+    """What a tensor is, if nobody may write to it."""
     if not is_writable(value):
-        locked = "a tensor made under torch.inference_mode, which nothing outside of it may change"
-    elif copied or not array.flags.writeable:
-        locked = "one that is read-only, or can only be read as a copy"
-    return host.tensor(array, locked, copied)
+        return "a tensor made under torch.inference_mode, which nothing outside of it may change"
+    return "one that is read-only, or can only be read as a copy" if is_fixed else ""
 
 
 def _traced(value: Any) -> str:
@@ -114,9 +133,11 @@ def _asks_for_gradients(value: Any) -> str:
     return ""
 
 
-def wrap(memory: Array, like: Any) -> Any:
-    """A tensor on the same memory."""
+def wrap(memory: Any, like: Any) -> Any:
+    """A tensor on the same memory; on a CUDA device, the memory is one."""
     torch: Any = sys.modules["torch"]
+    if isinstance(memory, torch.Tensor):
+        return memory
     if memory.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
@@ -129,5 +150,12 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin."""
-    return HOST_TEAM
+    """On a CUDA device its current stream. On the host, PyTorch's own threads: those of another team would wait for the
+    CPUs on which PyTorch's spin.
+    """
+    return stream(value.get_device()) if value.is_cuda else HOST_TEAM
+
+
+def stream(index: int) -> int:
+    """The current stream of a CUDA device."""
+    return int(sys.modules["torch"].cuda.current_stream(index).cuda_stream)
