@@ -62,11 +62,21 @@ class Executable:
         found = []
         with _lock, self._torch.cuda.device(self.index):
             for launch in self.plan.launches:
-                run = load(launch, self.target, self.index, aligned)[(launch.programs, 1, 1)]
+                run = _loaded_for(launch, self.target, self.index, aligned)
                 picks = tuple(PLACES.index(role) for role, _ in launch.tensors)
                 found.append((run, picks, rest(launch)))
             self._ready[aligned] = found
         return found
+
+
+def _loaded_for(launch: Launch, target: Target, index: int, aligned: bool) -> Callable[..., None]:
+    """What launches a kernel with all its programs; this is where its code is put on the device."""
+    kernel = load(launch, target, index, aligned)
+    try:
+        run: Callable[..., None] = kernel[(launch.programs, 1, 1)]
+    except Exception as error:  # Triton's, which have no root in common
+        raise CompileError(f"the GPU kernel {launch.kernel} was not loaded on {target.name}: {error}") from error
+    return run
 
 
 def rest(launch: Launch) -> tuple[Any, ...]:
