@@ -38,13 +38,27 @@ def spatial(p0, p1, p2, strides, UNIT: tl.constexpr):
 
 
 @triton.jit
-def unfold(number, sizes):
+def divided(number, size, factor, shift, WIDE: tl.constexpr):
+    """number // size, by a product with `factor`, of which a division of 32 bits takes ten times as long.
+
+    See `plan.axes.factors`.
+    """
+    if WIDE:
+        return number // size
+    else:
+        high = tl.umulhi((2 * number).to(tl.uint32), tl.full([1], factor, tl.int32).to(tl.uint32))
+        return (high >> shift.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def unfold(number, sizes, factors, WIDE: tl.constexpr):
     """A running number over images and three axes, as image and position."""
-    p2 = number % sizes[2]
-    number = number // sizes[2]
-    p1 = number % sizes[1]
-    number = number // sizes[1]
-    return number // sizes[0], number % sizes[0], p1, p2
+    outer = divided(number, sizes[2], factors[4], factors[5], WIDE)
+    p2 = number - outer * sizes[2]
+    image = divided(outer, sizes[1], factors[2], factors[3], WIDE)
+    p1 = outer - image * sizes[1]
+    n = divided(image, sizes[0], factors[0], factors[1], WIDE)
+    return n, image - n * sizes[0], p1, p2
 
 
 @triton.jit

@@ -8,7 +8,7 @@ MOVE is 1.
 import triton
 import triton.language as tl
 
-from .common import finished, program, span, spatial, stride, unfold, walk, within
+from .common import divided, finished, program, span, spatial, stride, unfold, walk, within
 
 
 @triton.jit
@@ -26,9 +26,12 @@ def gather(
     lead,
     rest,
     steps,  # t of a phase, at most
+    step_factors,
     images,
     groups,
     summed,  # channels of a group that are summed over
+    summed_factor,
+    summed_shift,
     made,  # channels of a group of the result
     parts,
     part_stride,
@@ -62,7 +65,7 @@ def gather(
     g = number % groups
     number = number // groups
     tiles = tl.cdiv(images * steps[0] * steps[1] * steps[2], ROWS)
-    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps)
+    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE)
     number = number // tiles
     f2 = number % STEP[2]
     number = number // STEP[2]
@@ -91,8 +94,8 @@ def gather(
         if FLAT:
             r = span(block * DEPTH, DEPTH, WIDE)
             depth = r < taps * summed
-            tap = r // summed
-            r = r % summed
+            tap = divided(r, summed, summed_factor, summed_shift, WIDE)
+            r = r - tap * summed
         else:
             r = span(block // taps * DEPTH, DEPTH, WIDE)
             depth = r < summed

@@ -24,9 +24,12 @@ def lanes(
     lead,
     rest,
     steps,
+    step_factors,
     images,
     groups,
     summed,
+    summed_factor,
+    summed_shift,
     made,
     parts,
     part_stride,
@@ -56,7 +59,7 @@ def lanes(
     c = q % made
     number = number // tiles
     tiles = tl.cdiv(images * steps[0] * steps[1] * steps[2], ROWS)
-    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps)
+    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE)
     number = number // tiles
     f2 = number % STEP[2]
     number = number // STEP[2]

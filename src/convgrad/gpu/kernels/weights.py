@@ -16,6 +16,7 @@ def weights(
     out_strides,  # g, channels of y, channels of x, three spatial axes
     x_sizes,
     y_sizes,
+    y_factors,
     pad,
     images,
     groups,
@@ -72,7 +73,7 @@ def weights(
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
     for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
-        n, o0, o1, o2 = unfold(span(block * DEPTH, DEPTH, WIDE), y_sizes)
+        n, o0, o1, o2 = unfold(span(block * DEPTH, DEPTH, WIDE), y_sizes, y_factors, WIDE)
         i0 = o0 * STRIDE[0]
         i1 = o1 * STRIDE[1]
         i2 = o2 * STRIDE[2]
@@ -109,6 +110,7 @@ def lanes_weights(
     out_strides,
     x_sizes,
     y_sizes,
+    y_factors,
     pad,
     images,
     groups,
@@ -153,7 +155,7 @@ def lanes_weights(
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
     for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
-        n, o0, o1, o2 = unfold(span(block * ROWS, ROWS, WIDE), y_sizes)
+        n, o0, o1, o2 = unfold(span(block * ROWS, ROWS, WIDE), y_sizes, y_factors, WIDE)
         i0 = o0 * STRIDE[0]
         i1 = o1 * STRIDE[1]
         i2 = o2 * STRIDE[2]

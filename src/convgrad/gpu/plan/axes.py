@@ -63,6 +63,19 @@ def is_wide(p: Problem) -> bool:
     return max(reach(p), pixels, p.n * prod(p.y) * max(p.stride)) >= 2**31 - 2**20
 
 
+def factors(sizes: Ints) -> Ints:
+    """For each size a factor and a shift: n // size = (2n * factor >> 32) >> shift for all n below 2^31.
+
+    With 2^(s-1) < size <= 2^s, the factor is 2^(31+s)/size rounded up, which is at least 2^31 and less than 2^32, and
+    exceeds the quotient by less than 2^s/size: too little to count. It is given as the i32 of the same bits.
+    """
+    found: list[int] = []
+    for size in sizes:
+        shift = max(size - 1, 0).bit_length()
+        found += (-(-(1 << (31 + shift)) // max(size, 1)) - (1 << 32), shift)
+    return tuple(found)
+
+
 class Walk(NamedTuple):
     """How results of a gather go over its input: see `gpu/kernels/gather.py`."""
 
@@ -99,5 +112,6 @@ def walk(p: Problem) -> Walk:
         ("lead", lead),
         ("rest", rest),
         ("steps", steps),
+        ("step_factors", factors(steps)),
     )
     return Walk(constants, values, prod(step), p.n * prod(steps))

@@ -6,7 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ...spec.problem import Ints, Problem, dense_strides
-from .axes import is_wide, strides, three, unit, walk
+from .axes import factors, is_wide, strides, three, unit, walk
 from .records import WORKSPACE, Constants, Launch, Values
 
 FINISH = 1024  # results of a program that adds parts
@@ -53,10 +53,12 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("w_strides", w_strides),
         ("out_strides", out_strides),
         ("bias_stride", p.bias_stride or 0),
-        *((name, axes[name]) for name in ("a_sizes", "out_sizes", "lead", "rest", "steps")),
+        *((name, axes[name]) for name in ("a_sizes", "out_sizes", "lead", "rest", "steps", "step_factors")),
         ("images", p.n),
         ("groups", p.g),
         ("summed", summed),
+        ("summed_factor", factors((summed,))[0]),
+        ("summed_shift", factors((summed,))[1]),
         ("made", made),
         ("parts", best.parts),
         ("part_stride", p.size(p.wanted) if split else 0),
@@ -92,6 +94,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("out_strides", out_strides),
         ("x_sizes", axes.x),
         ("y_sizes", axes.y),
+        ("y_factors", factors(axes.y)),
         ("pad", axes.pad),
         ("images", p.n),
         ("groups", p.g),

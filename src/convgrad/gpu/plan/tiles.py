@@ -26,15 +26,16 @@ _SMALL = ((128, 32, 4), (32, 128, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
 _LEAST = ((128, 16, 4), (64, 16, 4), (16, 64, 4), (32, 16, 2), (16, 32, 2), (16, 16, 2))
 
 
-def tiles(target: Target, dtype: str, precision: str, depth: int) -> Iterator[Tile]:
+def tiles(target: Target, dtype: str, precision: str, depth: int, flat: bool = False) -> Iterator[Tile]:
     """The tiles for an element type, for sums of `depth` products."""
     item = DTYPES[dtype].size
     plain = precision == "ieee" and item == 4
     shapes = (*(_LARGE if item == 2 else ()), *_MIDDLE, *_SMALL, *_LEAST)
-    if plain or item == 8:
-        # Operands of products by the plain units lie in registers beside the sums.
+    if plain or item == 8 or flat:
+        # Operands of products by the plain units lie in registers beside the sums; with taps and channels as one axis,
+        # so do the addresses of every element.
         shapes = tuple(shape for shape in shapes if shape[0] * shape[1] <= 64 * 64)
-    deep = {2: 64, 4: 16 if plain else 32, 8: 16}[item]
+    deep = {2: 32 if flat else 64, 4: 16 if plain or flat else 32, 8: 16}[item]
     while deep > 16 and deep >= 2 * depth:
         deep //= 2
     for rows, columns, warps in shapes:
