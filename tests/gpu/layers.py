@@ -19,6 +19,6 @@ PROBLEMS = {
     "pointwise": f"{{}} {{}} n3 g1 cx33 cy20 x4x4 w1x1 y4x4 s1x1 d1x1 p0x0 {NXC}",
     "no window reaches the end": "{} {} n1 g1 cx2 cy3 x12x5 w2x2 y3x2 s3x2 d1x1 p0x0",
     "strides of nobody": "{} {} n2 g1 cx3 cy4 x4x5 w2x2 y3x4 s1x1 d1x1 p0x0 "
-    "x@200,0,1,-12,3 y@150,0,2,40,9 w@0,32,8,4,-1",
+    "x@200,0,1,-15,3 y@150,0,2,40,9 w@0,32,8,4,-1",
 }
 """Lines without the wanted tensor and the type."""

@@ -30,19 +30,21 @@ def tiles(target: Target, dtype: str, precision: str, depth: int, flat: bool = F
     """The tiles for an element type, for sums of `depth` products."""
     item = DTYPES[dtype].size
     plain = precision == "ieee" and item == 4
-    shapes = (*(_LARGE if item == 2 else ()), *_MIDDLE, *_SMALL, *_LEAST)
-    if plain or item == 8 or flat:
-        # Operands of products by the plain units lie in registers beside the sums; with taps and channels as one axis,
-        # so do the addresses of every element.
-        shapes = tuple(shape for shape in shapes if shape[0] * shape[1] <= 64 * 64)
+    # wgmma reads operands from shared memory, where other tensor cores' compilers keep them in registers: larger tiles
+    # were seen to spill within their loops. Operands of plain products lie in registers, too; and with taps and channels
+    # as one axis, so do the addresses of every element.
+    roomy = target.capability == 90 and not (plain or item == 8 or flat)
+    most = (128 * 256 if roomy else 128 * 128) if item == 2 else 128 * 64 if roomy else 64 * 64
+    most = 64 * 64 if flat else most
+    shapes = tuple(shape for shape in (*_LARGE, *_MIDDLE, *_SMALL, *_LEAST) if shape[0] * shape[1] <= most)
     deep = {2: 32 if flat else 64, 4: 16 if plain or flat else 32, 8: 16}[item]
     while deep > 16 and deep >= 2 * depth:
         deep //= 2
     for rows, columns, warps in shapes:
         stage = (rows + columns) * deep * item
         # What is left of shared memory goes to converting layouts; f32 in parts lies there a second time.
-        most = (target.shared - rows * columns * 4 // 2) // (stage * (2 if item == 4 and not plain else 1))
-        stages = min(4 if item == 2 else 3, most)
+        fit = (target.shared - rows * columns * 4 // 2) // (stage * (2 if item == 4 and not plain else 1))
+        stages = min(4 if item == 2 else 3, fit)
         if stages >= 2:
             yield Tile(rows, columns, deep, warps, stages)
 
