@@ -30,9 +30,8 @@ def tiles(target: Target, dtype: str, precision: str, depth: int, flat: bool = F
     """The tiles for an element type, for sums of `depth` products."""
     item = DTYPES[dtype].size
     plain = precision == "ieee" and item == 4
-    # wgmma reads operands from shared memory, where other tensor cores' compilers keep them in registers: larger tiles
-    # were seen to spill within their loops. Operands of plain products lie in registers, too; and with taps and channels
-    # as one axis, so do the addresses of every element.
+    # wgmma reads operands from shared memory. Elsewhere larger tiles were seen to spill within their loops. Operands of
+    # plain products lie in registers, too; and with taps and channels as one axis, so do the addresses of all elements.
     roomy = target.capability == 90 and not (plain or item == 8 or flat)
     most = (128 * 256 if roomy else 128 * 128) if item == 2 else 128 * 64 if roomy else 64 * 64
     most = 64 * 64 if flat else most
