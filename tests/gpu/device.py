@@ -54,7 +54,7 @@ def on_the_gpu(kind: str, *inputs: Any, out: Any = None, **attributes: Any) -> A
 
     def there(value: Any) -> Any:
         if isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
-            value = np.ascontiguousarray(value)
+            value = np.array(value, order="C")  # PyTorch takes neither negative strides nor half elements
             if value.dtype == ml_dtypes.bfloat16:
                 return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16).cuda()
             return torch.from_numpy(value).cuda()
