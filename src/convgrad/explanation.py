@@ -139,11 +139,11 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     if planned.backend is not cpu:
         workspace = getattr(planned.plan, "workspace", 0)
         data += f"; {bytes_text(workspace)} of workspace" if workspace else ""
-        rows += [("where", _elsewhere(planned)), ("memory", data), *_notes(planned.plan)]
+        rows += [("where", _elsewhere(planned)), ("memory", data), *_notes(getattr(planned.plan, "why", ()))]
         return [*lines, *_labelled(rows, width)]
     from .cpu import telling
 
-    plan = planned.plan
+    plan: Any = planned.plan
     told = telling.tell(plan, case.names)
     target = cpu.machine()
     machine = f"CPU, {TARGETS.get(target.name, target.name)} ({target.cpu})"
@@ -153,7 +153,8 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     rows.append(("tile", told.tile + idle))
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
-    rows += _notes(plan)
+    rows.append(("time", f"about {seconds_text(plan.estimate.seconds)} is expected of a machine of this kind"))
+    rows += _notes(telling.reasons(plan, case.names))
     lines += _labelled(rows, width)
     if verbose:
         lines += [*_labelled([("line", str(p))], width), *_details(telling.details(plan), width)]
@@ -205,12 +206,12 @@ def facts(case: Case) -> dict[str, Any]:
         why, instead = ("; ".join(filter(None, [refusal[at] for refusal in planned.refusals])) for at in (1, 2))
         found |= {"reason": why, "instead": instead}
         if planned.plan is not None:
-            plan = planned.plan
-            found |= {"how": str(plan), "workspace": plan.workspace, "why": list(plan.why)}
+            found |= {"how": str(planned.plan), "why": list(getattr(planned.plan, "why", ()))}
         return found
     from .cpu import telling
 
-    plan, told = planned.plan, telling.tell(planned.plan, case.names)
+    plan: Any = planned.plan
+    told = telling.tell(plan, case.names)
     return found | {
         "threads": plan.threads,
         "nest": told.nest,
@@ -219,14 +220,15 @@ def facts(case: Case) -> dict[str, Any]:
         "lanes_in_use": round(told.lanes_used, 4),
         "tasks": plan.tasks,
         "workspace": plan.workspace,
-        "why": list(plan.why),
+        "expected_seconds": plan.estimate.seconds,
+        "why": list(telling.reasons(plan, case.names)),
         "plan": telling.values(plan),
     }
 
 
-def _notes(plan: Any) -> list[tuple[str, str]]:
-    """The reasons of a plan that gives any."""
-    return [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(getattr(plan, "why", ()))]
+def _notes(reasons: Iterable[str]) -> list[tuple[str, str]]:
+    """Reasons of a plan, one below the other."""
+    return [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(reasons)]
 
 
 def _elsewhere(planned: Planned) -> str:
@@ -513,6 +515,14 @@ def count_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {name}"
     return f"{count:,}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for people, of which two digits count."""
+    for name, unit in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= unit:
+            return f"{_round(seconds / unit)} {name}"
+    return f"{_round(seconds / 1e-6)} us"
 
 
 def bytes_text(count: int) -> str:

@@ -8,8 +8,11 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from ..backend import Estimate
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
+from .pack.box import PackBox
+from .pack.unpack import Staging
 from .pack.weights import PackWeights
 from .plan.records import Made, up
 from .target import Target
@@ -32,6 +35,13 @@ class Telling:
 def tell(plan: Made, names: Names) -> Telling:
     """A plan in words, with the names of the tensors."""
     return TELL[plan.nest](plan, names)
+
+
+def reasons(plan: Made, names: Names) -> Iterator[str]:
+    """Why the plan is as it is, with the names of the tensors: some reasons begin with one."""
+    for reason in plan.why:
+        first, space, rest = reason.partition(" ")
+        yield f"{names.get(first, first)}{space}{rest}"
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -151,7 +161,6 @@ WORDS = {
     "Side.low": "coordinate of the first packed pixel, along each axis",
     "Side.mode": "how tiles read it",
     "Side.name": "its name in the sum",
-    "Side.pack": "how a box is packed",
     "Side.packs": "how each axis is packed",
     "Side.pair": "pixels between those of a pair, and between pairs",
     "Side.pitch": "elements between packed pixels, or between channels of packed rows",
@@ -187,6 +196,7 @@ WORDS = {
     "converts_f16": "the machine converts f16",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "dtype": "type of the inputs",
+    "estimate": "seconds and bytes that it is expected to take, and the bound of its error beside that of direct sums",
     "fold": "neighbouring results side by side in the lanes",
     "groups": "groups that are computed one after another",
     "images": "images",
@@ -198,12 +208,13 @@ WORDS = {
     "maps": "which inputs results read, along each axis",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
+    "pack": "how a box is packed",
     "packs": "how each axis of the input is packed",
     "pairs": "products of bf16 are taken two at a time",
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
-    "round_first": "sums are rounded before they are transposed",
+    "staging": "how sums that wait are written",
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
     "staged": "results wait in a buffer before they are written",
@@ -277,8 +288,12 @@ def _short(value: Any) -> str:
         return str(value.value)
     if isinstance(value, Target):
         return f"{value.name}, vectors of {value.width} bytes"
-    if isinstance(value, PackWeights):
-        return str(value.packer.value)
+    if isinstance(value, (PackBox, PackWeights)):
+        return value.packer.name.replace("_", " ").lower()
+    if isinstance(value, Estimate):
+        return f"{value.seconds * 1e3:.3g} ms"
+    if isinstance(value, Staging):
+        return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
         count = len(value) if isinstance(value, tuple) else 0
         return f"{count} entries" if count else "yes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -12,14 +13,16 @@ import numpy as np
 
 from .. import host
 from ..backend import Device, Tensor
-from ..dtypes import Array
+from ..dtypes import DTYPES, Array
 from ..host_team import HOST_TEAM, share_threads
 from ..spec.check import broken
 
 name = "torch"
 
-DTYPE_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
-"""The element types that are computed, by PyTorch's names."""
+ADDRESSED = ("cpu", "cuda")
+"""The kinds of devices where an address is all that a back end needs to reach a tensor's memory."""
+
+_NAMES = {d.numpy.name: d.name for d in DTYPES.values()}
 
 
 def owns(value: Any) -> bool:
@@ -37,19 +40,26 @@ def keyed() -> tuple[type, ...]:
 
 
 def look(value: Any) -> tuple[Hashable, int] | None:
-    """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: its device,
-    whether it is sparse, nested or quantized, has a sign pending, or stands for others.
+    """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
+    device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    torch: Any = sys.modules["torch"]
+    dispatch_keys, is_tracing, is_grad_enabled, forward_ad = _questions()
     try:
         at = value.data_ptr()
-        if not at or _asks_for_gradients(value) or torch._C._is_tracing():
+        if not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
             return None
-        kind = torch._C._dispatch_keys(value).raw_repr()
-        # Of several devices of a kind, the keys do not tell which.
-        return (value.shape, value.stride(), value.dtype, kind, value.get_device()), at
+        if forward_ad._current_level >= 0 and _has_tangent(value):
+            return None
+        return (value.shape, value.stride(), value.dtype, dispatch_keys(value).raw_repr(), value.get_device()), at
     except (RuntimeError, ValueError):
         return None  # One without memory; `open` says why.
+
+
+@cache
+def _questions() -> tuple[Any, Any, Any, Any]:
+    """What PyTorch is asked at each call, so that it is not looked up each time."""
+    torch: Any = sys.modules["torch"]
+    return torch._C._dispatch_keys, torch._C._is_tracing, torch.is_grad_enabled, torch.autograd.forward_ad
 
 
 def is_writable(value: Any) -> bool:
@@ -61,7 +71,7 @@ def open(value: Any, name: str) -> Tensor:
     """The tensor on the same memory, or on a copy where PyTorch has only noted a change of the values."""
     torch: Any = sys.modules["torch"]
     kind = type(value).__name__
-    if value.device.type not in ("cpu", "cuda"):
+    if value.device.type not in ADDRESSED:
         hint = "move it with .cpu()" if value.device.type != "meta" else "a meta tensor has no values; make a real one"
         raise broken("input_device", name, f"a tensor on {value.device}", hint=hint)
     if value.is_nested or value.is_quantized:
@@ -79,36 +89,39 @@ def open(value: Any, name: str) -> Tensor:
         plain = value.detach()
         if copied:
             plain = plain.resolve_conj().resolve_neg()
-        if plain.is_cuda:
-            return on_device(plain, _locked(value, copied), copied)
-        array: Array
-        if plain.dtype is torch.bfloat16:
-            array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        else:
-            array = plain.numpy()
+        array = _as_array(plain) if value.device.type == "cpu" else None
+        at = plain.data_ptr()
     except (TypeError, RuntimeError, ValueError):
         # Types that NumPy has no name for, and subclasses without memory of their own, or not yet.
         raise broken("input_array", name, f"a {kind} of {value.dtype}") from None
-    if array.size and not plain.data_ptr():
+    if plain.numel() and not at:
         raise broken("input_array", name, f"a {kind} whose memory was given back")
-    return host.tensor(array, _locked(value, copied or not array.flags.writeable), copied)
+    locked = ""
+    if not is_writable(value):
+        locked = "a tensor made under torch.inference_mode, which nothing outside of it may change"
+    elif copied or (array is not None and not array.flags.writeable):
+        locked = "one that is read-only, or can only be read as a copy"
+    if array is not None:
+        return host.tensor(array, locked, copied)
+    return on_device(plain, locked, copied)
 
 
 def on_device(plain: Any, locked: str = "", copied: bool = False) -> Tensor:
-    """A tensor of PyTorch on a CUDA device, which other libraries' memory is opened as, too."""
-    size, dtype = plain.element_size(), str(plain.dtype).removeprefix("torch.")
-    strides = tuple(step * size for step in plain.stride())
-    where = Device("cuda", plain.device.index)
+    """A tensor of PyTorch on another device than the host, as which memory of other libraries is opened, too."""
+    dtype = str(plain.dtype).removeprefix("torch.")
+    strides = tuple(step * plain.element_size() for step in plain.stride())
+    device = Device(plain.device.type, plain.get_device())
     return Tensor(
-        plain, plain.data_ptr(), tuple(plain.shape), strides, DTYPE_NAMES.get(dtype, dtype), where, locked, copied
+        plain, plain.data_ptr(), tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device, locked, copied
     )
 
 
-def _locked(value: Any, is_fixed: bool) -> str:
-    """What a tensor is, if nobody may write to it."""
-    if not is_writable(value):
-        return "a tensor made under torch.inference_mode, which nothing outside of it may change"
-    return "one that is read-only, or can only be read as a copy" if is_fixed else ""
+def _as_array(plain: Any) -> Array:
+    """A tensor on the host as an array of NumPy, on the same memory."""
+    torch: Any = sys.modules["torch"]
+    is_bf16 = plain.dtype is torch.bfloat16
+    array: Array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if is_bf16 else plain.numpy()
+    return array
 
 
 def _traced(value: Any) -> str:
@@ -127,14 +140,15 @@ def _asks_for_gradients(value: Any) -> str:
     torch: Any = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():
         return "that requires grad"
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None:
-        return "with a tangent"
-    return ""
+    return "with a tangent" if _has_tangent(value) else ""
+
+
+def _has_tangent(value: Any) -> bool:
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None
 
 
 def wrap(memory: Any, like: Any) -> Any:
-    """A tensor on the same memory; on a CUDA device, the memory is one."""
+    """A tensor on an array's memory. Back ends of other devices give tensors, which PyTorch's allocator has made."""
     torch: Any = sys.modules["torch"]
     if isinstance(memory, torch.Tensor):
         return memory
@@ -150,12 +164,13 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """On a CUDA device its current stream. On the host, PyTorch's own threads: those of another team would wait for the
-    CPUs on which PyTorch's spin.
+    """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin. On a
+    CUDA device, the stream that is current there.
     """
-    return stream(value.get_device()) if value.is_cuda else HOST_TEAM
+    return HOST_TEAM if value.is_cpu else stream(value.get_device())
 
 
 def stream(index: int) -> int:
     """The current stream of a CUDA device."""
-    return int(sys.modules["torch"].cuda.current_stream(index).cuda_stream)
+    found: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)
+    return found

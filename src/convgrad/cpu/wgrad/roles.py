@@ -22,6 +22,7 @@ from ..plan.bits import (
     dots,
     fit_lane_groups,
     fitted,
+    half_line,
     lane_group_steps,
     most_packed_stride,
     row_steps,
@@ -126,6 +127,9 @@ def _row_side(work: Work) -> str:
     x_rows, y_rows = up(p.cy, work.lanes) * p.cx, up(p.cx, work.lanes) * p.cy  # products with the rows on that side
     if x_rows != y_rows:
         return "x" if x_rows < y_rows else "y"
+    _, y_step, x_step = work.shape.w_channel
+    if work.taps > 1 and x_step == 1 != y_step:
+        return "y"  # channels of x are contiguous in w, as in PyTorch's channels_last: results are written by vectors
     if work.taps > 1:
         pairs_in_place = work.pairs and "y" in _paired_in_place(work.axes[-1]) and not _row_packable(work, "x")
         return "y" if pairs_in_place else "x"
@@ -155,7 +159,7 @@ def _in_place(work: Work, row_side: str) -> tuple[bool, bool]:
     # elements that are read one after another are contiguous.
     exact = DTYPES[p.dtype].numpy == DTYPES[p.dtype].accumulator
     rows = exact and (1 in (channel, pixel) or row_channels == 1)
-    eight = work.lanes == row_channels == lane_channels == LINE // (2 * work.item) and target.registers >= 32
+    eight = work.lanes == row_channels == lane_channels == half_line(work.item) and target.registers >= 32
     evicting = not work.pointwise and same_sets(work, row_side)
     grouped = p.g > 1 and work.taps > 1
     if channel == 1 and grouped and (eight or (evicting and row_channels * work.item <= LINE)):

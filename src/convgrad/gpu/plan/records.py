@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...backend import Estimate
 from ...spec.problem import Ints
 
 Values = tuple[tuple[str, "int | Ints"], ...]
@@ -43,6 +44,11 @@ class Plan:
     workspace: int  # bytes
     seconds: float  # that the model expects
     why: tuple[str, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the model expects."""
+        return Estimate(self.seconds, self.workspace)
 
     def __str__(self) -> str:
         """What `explain` says of it in one line."""
