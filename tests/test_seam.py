@@ -281,7 +281,7 @@ def test_tensors_of_pytorch_on_a_cuda_device(monkeypatch):
     x, w = pair()
     expected = convgrad.convolution(x, w, **CALL)
     a, b = OnCard.of(x), OnCard.of(w)
-    where = r"no back end takes this problem: cpu: computes on cpu, not on cuda 1; .*; move the tensors there$"
+    where = r"takes this problem: gpu: PyTorch finds no CUDA device here; cpu: computes on cpu, not on cuda 1; .*$"
     with pytest.raises(UnsupportedError, match=where):
         convgrad.convolution(a, b, **CALL)
     backend = CudaBackend()

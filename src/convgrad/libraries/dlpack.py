@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import Tensor
+from ..backend import Device, Tensor
 from ..dtypes import Array
 from ..errors import SpecError
 from ..spec.check import broken
@@ -47,7 +47,7 @@ def is_writable(value: Any) -> bool:
 
 def open(value: Any, name: str) -> Tensor:
     """The tensor on the same memory, or on a copy that the library has made."""
-    if _device(value, name)[0] in _CUDA_DEVICES and find_spec("torch"):
+    if _device(value, name)[0] in _CUDA_DEVICES and _pytorch_reaches_gpus():
         return _on_device(value, name)
     array, copied = _view(value, name)
     locked = _immutable(value)
@@ -66,13 +66,17 @@ def _immutable(value: Any) -> str:
     return "one that its owner calls read-only" if isinstance(data, tuple) and data[1:] == (True,) else ""
 
 
+def _pytorch_reaches_gpus() -> bool:
+    return find_spec("torch") is not None and bool(import_module("torch").cuda.is_available())
+
+
 def _on_device(value: Any, name: str) -> Tensor:
     """A tensor in the memory of a CUDA device. PyTorch has its library wait until the current stream may read it."""
     try:
         plain = import_module("torch").from_dlpack(value)
     except _FAILURES as error:
         raise _failed(value, name, error) from None
-    return on_device(plain, _immutable(value))
+    return on_device(plain, Device("cuda", plain.get_device()))._replace(locked=_immutable(value))
 
 
 def wrap(memory: Any, like: Any) -> Any:

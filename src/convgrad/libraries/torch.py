@@ -103,17 +103,15 @@ def open(value: Any, name: str) -> Tensor:
         locked = "one that is read-only, or can only be read as a copy"
     if array is not None:
         return host.tensor(array, locked, copied)
-    return on_device(plain, locked, copied)
+    device = Device(value.device.type, value.get_device())
+    return on_device(plain, device)._replace(locked=locked, copied=copied)
 
 
-def on_device(plain: Any, locked: str = "", copied: bool = False) -> Tensor:
+def on_device(plain: Any, device: Device) -> Tensor:
     """A tensor of PyTorch on another device than the host, as which memory of other libraries is opened, too."""
     dtype = str(plain.dtype).removeprefix("torch.")
     strides = tuple(step * plain.element_size() for step in plain.stride())
-    device = Device(plain.device.type, plain.get_device())
-    return Tensor(
-        plain, plain.data_ptr(), tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device, locked, copied
-    )
+    return Tensor(plain, plain.data_ptr(), tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device)
 
 
 def _as_array(plain: Any) -> Array:
