@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help run test lint bench corpus docs clean
+.PHONY: help run test lint bench corpus docs clean test-gpu bench-gpu
 
 help:
 	@echo "make run    compute, verify and time the gradients of real layers"
 	@echo "make test   lint, then all tests"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  time real layers beside PyTorch and oneDNN; BENCH='--quick' passes options on"
+	@echo "make test-gpu   the GPU engine on this machine's GPU: exact, guarded, the same bits every time"
+	@echo "make bench-gpu  time the GPU engine beside cuDNN; BENCH='--dtype bf16' passes options on"
 	@echo "make corpus CORPUS=DIR  check every benchdnn descriptor below DIR/conv and DIR/deconv to the bit"
 	@echo "make docs   write docs/ops.md from the operation table"
 	@echo "make clean  remove .venv and what tools have left"
@@ -30,6 +32,14 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(PY) benchmarks/run.py --json bench.json --png bench.png $(BENCH)
+
+# These run with the Python that is there, which has PyTorch and Triton: nothing is installed. Without a GPU they say so.
+GPU_PYTHON ?= $(PYTHON)
+test-gpu:
+	@$(GPU_PYTHON) tests/gpu/device.py $(TESTS)
+
+bench-gpu:
+	@$(GPU_PYTHON) benchmarks/gpu.py --json bench-gpu.json --png bench-gpu.png $(BENCH)
 
 # Batches of 2 unless MB says otherwise (0 keeps those of the files, which takes hours).
 MB ?= 2

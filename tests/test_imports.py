@@ -22,6 +22,7 @@ LAYERS = {
     "dtypes": 0,
     "memory": 1,
     "host_team": 0,
+    "precision": 1,
     "spec": 1,
     "bias": 2,
     "reference": 2,

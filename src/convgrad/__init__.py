@@ -16,6 +16,7 @@ from .functional import (
     convolution_backward_weights,
     explain,
 )
+from .precision import get_float32_precision, set_float32_precision
 
 if TYPE_CHECKING:
     from . import graph, torch
@@ -39,8 +40,10 @@ __all__ = [
     "convolution_backward_data",
     "convolution_backward_weights",
     "explain",
+    "get_float32_precision",
     "get_num_threads",
     "graph",
+    "set_float32_precision",
     "set_num_threads",
     "torch",
 ]

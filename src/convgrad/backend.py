@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from .dtypes import DTYPES
+from .errors import SpecError
 from .spec.problem import Ints, Problem
 
 
@@ -24,6 +25,14 @@ class Device:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """The device of a name such as `cuda` or `cuda:1`."""
+        kind, _, index = text.partition(":")
+        if not kind.isalpha() or not (index or "0").isdecimal():
+            raise SpecError(f"device must be a name such as 'cpu', 'cuda' or 'cuda:1', got {text!r}", argument="device")
+        return cls(kind, int(index or 0))
 
 
 HOST = Device()
@@ -91,7 +100,10 @@ class Estimate(NamedTuple):
 
 
 class Plan(Protocol):
-    """How a problem would be computed. Beyond this, plans are the back end's own affair; their `str` tells them."""
+    """How a problem would be computed. Beyond this, plans are the back end's own affair; their `str` tells them.
+
+    One that has `why`, a tuple of reasons, has `explain` tell them.
+    """
 
     @property
     def estimate(self) -> Estimate | None:

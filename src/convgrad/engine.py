@@ -9,9 +9,10 @@ from . import numpy_backend
 from .backend import HOST, Backend, Device, Executable, Plan, Refusal
 from .cpu import backend as cpu
 from .errors import UnsupportedError
+from .gpu import backend as gpu
 from .spec import Problem
 
-BACKENDS: list[Backend] = [cpu, numpy_backend]
+BACKENDS: list[Backend] = [cpu, numpy_backend, gpu]
 """In the order in which they are asked."""
 
 

@@ -12,6 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from . import engine
+from .backend import HOST, Device
 from .cpu import backend as cpu
 from .cpu.threads.count import get_num_threads
 from .dtypes import DTYPES
@@ -29,7 +30,7 @@ MUCH, LITTLE = 30, 8  # FLOP per byte: CPUs of today do some 10 to 20 in the tim
 class Case:
     """A problem as the operation that it is, with the order of axes of its tensors and the attributes that were given.
 
-    `half` says that nobody gave any padding: it is cut in two halves.
+    `half` says that nobody gave any padding: it is cut in two halves. It is computed on `device`.
     """
 
     op: Op
@@ -38,6 +39,7 @@ class Case:
     weights: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
     half: bool = False
+    device: Device = HOST
 
     @property
     def names(self) -> dict[str, str]:
@@ -75,7 +77,7 @@ class Case:
         return self.op.kind == "ConvolutionBackwardData" and self.attributes.get("same_rule") == "documented"
 
 
-def of_problem(problem: Problem) -> Case:
+def of_problem(problem: Problem, device: Device = HOST) -> Case:
     """A problem without a word about the operation: a convolution, or a transposed one if its data has a bias."""
     kinds = {"y": "Convolution", "x": "ConvolutionBackwardData", "w": "ConvolutionBackwardWeights"}
     transposed = problem.wanted == "x" and problem.bias_stride is not None
@@ -83,7 +85,7 @@ def of_problem(problem: Problem) -> Case:
     first, last = ("IOX", "XOI") if transposed else ("OIX", "XIO")
     words = str(problem).split()
     nxc = "x@nxc" in words or "y@nxc" in words
-    return Case(op, problem, "NXC" if nxc else "NCX", last if "w@xio" in words else first)
+    return Case(op, problem, "NXC" if nxc else "NCX", last if "w@xio" in words else first, device=device)
 
 
 def text(case: Case, width: int = 80, *, verbose: bool = False) -> list[str]:
@@ -127,7 +129,7 @@ def shapes(cases: Sequence[Case], width: int) -> list[str]:
 
 def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     """The work, who does it and how, and what it costs."""
-    p, planned = case.problem, engine.explain(case.problem)
+    p, planned = case.problem, engine.explain(case.problem, case.device)
     result = case.names[p.wanted]
     lines = [f"{result} = {case.op.kind}({', '.join(case.given)})"]
     rows = [("work", _work(case))]
@@ -135,8 +137,10 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     if p.bytes:
         data += f", {_round(p.flops / p.bytes)} FLOP per byte"
     if planned.backend is not cpu:
-        rows.append(("where", _elsewhere(planned)))
-        return [*lines, *_labelled([*rows, ("memory", data)], width)]
+        workspace = getattr(planned.plan, "workspace", 0)
+        data += f"; {bytes_text(workspace)} of workspace" if workspace else ""
+        rows += [("where", _elsewhere(planned)), ("memory", data), *_notes(getattr(planned.plan, "why", ()))]
+        return [*lines, *_labelled(rows, width)]
     from .cpu import telling
 
     plan: Any = planned.plan
@@ -150,7 +154,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
     rows.append(("time", f"about {seconds_text(plan.estimate.seconds)} is expected of a machine of this kind"))
-    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(telling.reasons(plan, case.names))]
+    rows += _notes(telling.reasons(plan, case.names))
     lines += _labelled(rows, width)
     if verbose:
         lines += [*_labelled([("line", str(p))], width), *_details(telling.details(plan), width)]
@@ -159,7 +163,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
 
 def facts(case: Case) -> dict[str, Any]:
     """The same for machines."""
-    p, planned = case.problem, engine.explain(case.problem)
+    p, planned = case.problem, engine.explain(case.problem, case.device)
     tensors = {
         case.names[role]: {
             "role": role,
@@ -199,10 +203,11 @@ def facts(case: Case) -> dict[str, Any]:
         "threads_there": get_num_threads(),
     }
     if planned.backend is not cpu:
-        why, instead = (
-            "; ".join(filter(None, words)) for words in zip(*(r[1:] for r in planned.refusals), strict=True)
-        )
-        return found | {"reason": why, "instead": instead}
+        why, instead = ("; ".join(filter(None, [refusal[at] for refusal in planned.refusals])) for at in (1, 2))
+        found |= {"reason": why, "instead": instead}
+        if planned.plan is not None:
+            found |= {"how": str(planned.plan), "why": list(getattr(planned.plan, "why", ()))}
+        return found
     from .cpu import telling
 
     plan: Any = planned.plan
@@ -219,6 +224,11 @@ def facts(case: Case) -> dict[str, Any]:
         "why": list(telling.reasons(plan, case.names)),
         "plan": telling.values(plan),
     }
+
+
+def _notes(reasons: Iterable[str]) -> list[tuple[str, str]]:
+    """Reasons of a plan, one below the other."""
+    return [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(reasons)]
 
 
 def _elsewhere(planned: Planned) -> str:

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from . import calls
+from .backend import Device
 from .errors import SpecError
 from .spec import Problem
 from .spec.check import other_inputs
@@ -44,7 +45,7 @@ def apply(kind: str, *inputs: Tensor, out: Tensor = None, **attributes: Any) -> 
     return calls.compute(meaning, meaning.arrange(inputs), out, attributes)
 
 
-def explain(problem: Problem | str) -> str:
+def explain(problem: Problem | str, device: str = "cpu") -> str:
     """What a problem comes to, as text for a person: sizes, padding, work, who computes it on this machine, and how.
 
     A problem is written as a line: the wanted tensor (`y` forward, `x` the gradient of the data, `w` that of the
@@ -52,6 +53,8 @@ def explain(problem: Problem | str) -> str:
     takes descriptors and graph files, too::
 
         print(convgrad.explain("x f32 n8 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1"))
+
+    `device` says where it would be computed: "cpu", "cuda" or "cuda:1".
     """
     from .explanation import of_problem, text
 
@@ -59,7 +62,7 @@ def explain(problem: Problem | str) -> str:
         problem = Problem.parse(problem)
     if not isinstance(problem, Problem):
         raise SpecError(f"explain takes a problem or its text, got an object of type {type(problem).__name__}")
-    return "\n".join(text(of_problem(problem)))
+    return "\n".join(text(of_problem(problem, Device.parse(device))))
 
 
 def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

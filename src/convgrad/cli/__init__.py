@@ -257,8 +257,9 @@ def _ops(words: list[str]) -> int:
 
 
 def _explain(words: list[str]) -> int:
+    from ..backend import Device
     from ..graph.reader import read_file
-    from .explain import as_json, explained, told
+    from .explain import as_json, explained, on, told
     from .tasks import Settings, parse
     from .words import UsageError, split
 
@@ -274,6 +275,8 @@ def _explain(words: list[str]) -> int:
     else:
         _unchanged(files, rest)
     found = explained(entries, [read_file(file).graph() for file in files])
+    if "device" in own:
+        found = on(Device.parse(own["device"]), found)
     width = min(shutil.get_terminal_size().columns, 120)
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     lines = as_json(found) if "json" in own else told(found, width=width, plain=plain, verbose="verbose" in own)
@@ -292,7 +295,10 @@ def _own(command: str) -> Options:
             Option("peers", "NAMES", "other libraries: torch, onednn (all that are installed), or none (--peers=none)"),
             Option("budget", "SECONDS", "seconds for one problem (2)"),
         ],
-        "explain": [Option("verbose", "", "every field of the plan, too")],
+        "explain": [
+            Option("verbose", "", "every field of the plan, too"),
+            Option("device", "NAME", "where it would be computed: cpu, or cuda"),
+        ],
     }
     return by_name(Option("json", "", "lines of JSON instead of tables"), *own.get(command, []))
 

@@ -10,6 +10,7 @@ from itertools import chain
 from textwrap import wrap
 from typing import Any
 
+from ..backend import Device
 from ..errors import SpecError
 from ..explanation import Case, computation, facts, of_problem, shapes, text, title
 from ..graph.graphs import Graph
@@ -79,6 +80,11 @@ def of_entry(entry: Entry) -> list[Group]:
         key = (task.fields.get("dt", ""), task.fields.get("tag", ""), task.problem.n)
         found.setdefault(key, []).append(_case(task, entry.text))
     return [Group(tuple(cases)) for cases in found.values()]
+
+
+def on(device: Device, groups: Sequence[Group]) -> list[Group]:
+    """The same cases as they would be computed on a device."""
+    return [replace(group, cases=tuple(replace(case, device=device) for case in group.cases)) for group in groups]
 
 
 def _tasks(entry: Entry) -> Iterator[Task]:

@@ -1,20 +1,24 @@
-"""Any library that speaks DLPack, on the host."""
+"""Any library that speaks DLPack, on the host; and on CUDA devices, if PyTorch is there to read it."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 from collections.abc import Hashable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import Tensor
+from ..backend import Device, Tensor
 from ..dtypes import Array
+from ..errors import SpecError
 from ..spec.check import broken
 from ..tensors import other_dtype
+from .torch import on_device, stream
 
 name = "dlpack"
 
@@ -43,6 +47,8 @@ def is_writable(value: Any) -> bool:
 
 def open(value: Any, name: str) -> Tensor:
     """The tensor on the same memory, or on a copy that the library has made."""
+    if _device(value, name)[0] in _CUDA_DEVICES and _pytorch_reaches_gpus():
+        return _on_device(value, name)
     array, copied = _view(value, name)
     locked = _immutable(value)
     if not locked and (copied or not array.flags.writeable):
@@ -60,7 +66,20 @@ def _immutable(value: Any) -> str:
     return "one that its owner calls read-only" if isinstance(data, tuple) and data[1:] == (True,) else ""
 
 
-def wrap(memory: Array, like: Any) -> Any:
+def _pytorch_reaches_gpus() -> bool:
+    return find_spec("torch") is not None and bool(import_module("torch").cuda.is_available())
+
+
+def _on_device(value: Any, name: str) -> Tensor:
+    """A tensor in the memory of a CUDA device. PyTorch has its library wait until the current stream may read it."""
+    try:
+        plain = import_module("torch").from_dlpack(value)
+    except _FAILURES as error:
+        raise _failed(value, name, error) from None
+    return on_device(plain, Device("cuda", plain.get_device()))._replace(locked=_immutable(value))
+
+
+def wrap(memory: Any, like: Any) -> Any:
     """A tensor of the same library on the same memory, where the library can make one; else the array."""
     root = type(like).__module__.partition(".")[0]
     namespace = like.__array_namespace__() if hasattr(like, "__array_namespace__") else sys.modules.get(root)
@@ -74,8 +93,9 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """0: there is no stream on the host."""
-    return 0
+    """On a CUDA device, PyTorch's current stream, which the value was opened for; on the host there is none."""
+    kind, index = map(int, value.__dlpack_device__())
+    return stream(index) if kind in _CUDA_DEVICES else 0
 
 
 class _DLTensor(ctypes.Structure):
@@ -109,6 +129,7 @@ class _DLVersioned(ctypes.Structure):
 
 
 _CPU_DEVICES = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+_CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _READ_ONLY, _COPIED = 1, 2
 _KINDS = {0: "i", 1: "u", 2: "f"}  # DLPack's type code → NumPy's letter
 _BFLOAT = 4
@@ -118,16 +139,13 @@ def _view(value: Any, name: str) -> tuple[Array, bool]:
     """A view through DLPack, and whether it is one of a copy. NumPy's own reader refuses bf16, so the capsule is read
     here and left unconsumed.
     """
-    try:
-        device = tuple(map(int, value.__dlpack_device__()))
-        if device[0] in _CPU_DEVICES:
-            capsule = _capsule(value)
-    except (BufferError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-        deleted = getattr(value, "is_deleted", None)
-        why = "that was deleted or donated" if callable(deleted) and deleted() else f"whose export fails: {error}"
-        raise broken("input_array", name, f"an object of type {type(value).__name__} {why}") from None
+    device = _device(value, name)
     if device[0] not in _CPU_DEVICES:
         raise broken("input_device", name, f"a tensor on DLPack device {device}")
+    try:
+        capsule = _capsule(value)
+    except _FAILURES as error:
+        raise _failed(value, name, error) from None
     tensor, flags = _read_capsule(capsule, name)
     bits = int(tensor.bits)
     letter = "u" if tensor.code == _BFLOAT and bits == 16 else _KINDS.get(tensor.code)
@@ -142,6 +160,25 @@ def _view(value: Any, name: str) -> tuple[Array, bool]:
     address = (tensor.data or 0) + tensor.offset
     array = host.view(address, shape, strides, kind, (value, capsule), bool(flags & _READ_ONLY))
     return array, bool(flags & _COPIED)
+
+
+_FAILURES = (BufferError, TypeError, ValueError, RuntimeError, AttributeError, IndexError, AssertionError)
+"""What libraries raise when a value cannot be exported."""
+
+
+def _device(value: Any, name: str) -> tuple[int, ...]:
+    """DLPack's kind of a value's device, and its number."""
+    try:
+        return tuple(map(int, value.__dlpack_device__()))
+    except _FAILURES as error:
+        raise _failed(value, name, error) from None
+
+
+def _failed(value: Any, name: str, error: Exception) -> SpecError:
+    """The error for a value that its library does not export."""
+    deleted = getattr(value, "is_deleted", None)
+    why = "that was deleted or donated" if callable(deleted) and deleted() else f"whose export fails: {error}"
+    return broken("input_array", name, f"an object of type {type(value).__name__} {why}")
 
 
 def _capsule(value: Any) -> object:

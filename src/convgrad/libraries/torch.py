@@ -125,10 +125,15 @@ def open(value: Any, name: str) -> Tensor:
         locked = "one that is read-only, or can only be read as a copy"
     if array is not None:
         return host.tensor(array, locked, copied)
+    device = Device(value.device.type, value.get_device())
+    return on_device(plain, device)._replace(locked=locked, copied=copied)
+
+
+def on_device(plain: Any, device: Device) -> Tensor:
+    """A tensor of PyTorch on another device than the host, as which memory of other libraries is opened, too."""
     dtype = str(plain.dtype).removeprefix("torch.")
     strides = tuple(step * plain.element_size() for step in plain.stride())
-    device = Device(value.device.type, value.get_device())
-    return Tensor(plain, at, tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device, locked, copied)
+    return Tensor(plain, plain.data_ptr(), tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device)
 
 
 def _as_array(plain: Any) -> Array:
@@ -184,7 +189,10 @@ def context(value: Any) -> int:
     """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin. On a
     CUDA device, the stream that is current there.
     """
-    if value.is_cpu:
-        return HOST_TEAM
-    stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(value.get_device())
-    return stream
+    return HOST_TEAM if value.is_cpu else stream(value.get_device())
+
+
+def stream(index: int) -> int:
+    """The current stream of a CUDA device."""
+    found: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(index)
+    return found

@@ -1,0 +1,107 @@
+"""What all kernels share: running numbers, strides, and where the taps of a result are."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def program(WIDE: tl.constexpr):
+    """The number of this program. With `WIDE`, everything that follows from it is computed in 64 bits."""
+    number = tl.program_id(0)
+    if WIDE:
+        number = number.to(tl.int64)
+    return number
+
+
+@triton.jit
+def span(start, COUNT: tl.constexpr, WIDE: tl.constexpr):
+    """The numbers start, start + 1, ..."""
+    numbers = tl.arange(0, COUNT)
+    if WIDE:
+        numbers = numbers.to(tl.int64)
+    return start + numbers
+
+
+@triton.jit
+def stride(strides, axis: tl.constexpr, UNIT: tl.constexpr):
+    """The stride of an axis; of the one that is known to be contiguous, the constant 1."""
+    if axis == UNIT:
+        return 1
+    else:
+        return strides[axis]
+
+
+@triton.jit
+def spatial(p0, p1, p2, strides, UNIT: tl.constexpr):
+    """The offset of a spatial position."""
+    return p0 * stride(strides, 3, UNIT) + p1 * stride(strides, 4, UNIT) + p2 * stride(strides, 5, UNIT)
+
+
+@triton.jit
+def divided(number, size, factor, shift, WIDE: tl.constexpr):
+    """number // size, by a product with `factor`, of which a division of 32 bits takes ten times as long.
+
+    See `plan.axes.factors`.
+    """
+    if WIDE:
+        return number // size
+    else:
+        high = tl.umulhi((2 * number).to(tl.uint32), tl.full([1], factor, tl.int32).to(tl.uint32))
+        return (high >> shift.to(tl.uint32)).to(tl.int32)
+
+
+@triton.jit
+def unfold(number, sizes, factors, WIDE: tl.constexpr):
+    """A running number over images and three axes, as image and position."""
+    outer = divided(number, sizes[2], factors[4], factors[5], WIDE)
+    p2 = number - outer * sizes[2]
+    image = divided(outer, sizes[1], factors[2], factors[3], WIDE)
+    p1 = outer - image * sizes[1]
+    n = divided(image, sizes[0], factors[0], factors[1], WIDE)
+    return n, image - n * sizes[0], p1, p2
+
+
+@triton.jit
+def within(p0, p1, p2, sizes):
+    """Whether a position lies inside a tensor."""
+    first = (p0 >= 0) & (p0 < sizes[0])
+    second = (p1 >= 0) & (p1 < sizes[1])
+    return first & second & (p2 >= 0) & (p2 < sizes[2])
+
+
+@triton.jit
+def walk(
+    phase,
+    lead,
+    rest,
+    KERNEL: tl.constexpr,
+    STEP: tl.constexpr,
+    DILATION: tl.constexpr,
+    COMMON: tl.constexpr,
+    INVERSE: tl.constexpr,
+):
+    """Of one axis and phase: the first result, the first input that it reads, the number of taps and the first tap.
+
+    Results i = first + STEP*t of a data gradient have the same taps k, all with k*DILATION = phase modulo STEP: the tap
+    k = first + j*STEP/COMMON reads input begin + t - j*DILATION/COMMON. COMMON is the greatest common divisor of STEP
+    and DILATION, and INVERSE that of DILATION/COMMON modulo STEP/COMMON.
+    """
+    if STEP == 1:
+        return 0, lead, KERNEL, 0
+    else:
+        wraps = phase < rest
+        tap = (phase // COMMON * INVERSE) % (STEP // COMMON)
+        some = (phase % COMMON == 0) & (tap < KERNEL)
+        taps = tl.where(some, (KERNEL - tap + STEP // COMMON - 1) // (STEP // COMMON), 0)
+        first = phase - rest + tl.where(wraps, STEP, 0)
+        return first, lead + tl.where(wraps, 1, 0) - (tap * DILATION - phase) // STEP, taps, tap
+
+
+@triton.jit
+def finished(acc, out, bias, ACCUMULATE: tl.constexpr, BIAS: tl.constexpr, has):
+    """Sums with the bias and what the result held before; both are pointers of the sums' shape."""
+    if BIAS:
+        acc += tl.load(bias, mask=has, other=0.0).to(acc.dtype)
+    if ACCUMULATE:
+        acc += tl.load(out, mask=has, other=0.0).to(acc.dtype)
+    return acc

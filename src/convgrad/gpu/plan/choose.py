@@ -1,0 +1,184 @@
+"""The plan of a problem: of the kernels and tiles that serve it, those that the model expects to be quickest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil, prod
+from typing import NamedTuple
+
+from ...dtypes import DTYPES
+from ...spec.problem import Problem
+from ..target import Target
+from .axes import LAST, is_wide, strides, three, unit, walk
+from .cost import Work, fastest_precision, finish_seconds, rate, seconds
+from .launches import Candidate, channels, finish, sums
+from .records import Plan
+from .tiles import lane_tiles, tiles
+
+MOST_WORKSPACE = 256 << 20
+"""Bytes of parts of sums, at most; fewer where the tensors are small."""
+
+MOST_PARTS = 128
+MOST_PROGRAMS = 2**31 - 1  # of a launch
+
+
+def make(p: Problem, target: Target, asked: str = "default") -> Plan | str:
+    """The plan for a problem, or why there is none. `asked` says how products of f32 are taken."""
+    if not p.size(p.wanted):
+        return Plan("", (), "", (), 0, 0, 0.0, ("the result has no elements",))
+    if not p.flops:
+        return Plan("finish", (finish(p, 0),), "", (), 0, 0, 5e-6, ("no product reaches the result",))
+    found = candidates(p, target, asked)
+    if not found:
+        return "it takes more programs than a launch may have"
+    best = min(found, key=lambda candidate: candidate.seconds)
+    return settle(p, target, best, asked, _reasons(p, target, best, found, asked))
+
+
+def candidates(p: Problem, target: Target, asked: str = "default") -> list[Candidate]:
+    """All ways to take the sums of a problem, each with the time that it is expected to take."""
+    found = [*_products(p, target, precision_of(p, target, asked)), *_singles(p, target)]
+    return [candidate for candidate in found if candidate.programs <= MOST_PROGRAMS]
+
+
+def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", why: tuple[str, ...] = ()) -> Plan:
+    """The plan that takes one of the ways."""
+    precision = precision_of(p, target, asked)
+    split = best.parts > 1
+    launches = (sums(p, best, precision), *((finish(p, best.parts),) if split else ()))
+    workspace = best.parts * p.size(p.wanted) * _item(p) if split else 0
+    told = precision if best.kernel in ("gather", "weights") and p.dtype == "f32" else ""
+    return Plan(best.kernel, launches, told, best.tile, best.parts, workspace, best.seconds, why)
+
+
+def precision_of(p: Problem, target: Target, asked: str) -> str:
+    """How products of a problem are taken by matrix products."""
+    if p.dtype != "f32":
+        return "ieee"
+    return fastest_precision(target) if asked == "default" else asked
+
+
+def _item(p: Problem) -> int:
+    """Bytes of a sum."""
+    return DTYPES[p.dtype].accumulator.itemsize
+
+
+def _reasons(p: Problem, target: Target, best: Candidate, found: Iterable[Candidate], asked: str) -> tuple[str, ...]:
+    """What decided."""
+    others: dict[str, float] = {}
+    for candidate in found:
+        name = candidate.kernel + (" with taps and channels as one axis" if candidate.flat else "")
+        others[name] = min(candidate.seconds, others.get(name, candidate.seconds))
+    told = ", ".join(f"{name} {time * 1e6:.0f}" for name, time in others.items())
+    lines = [f"microseconds by the model for {target.name}: {told}; chosen: {best.kernel}"]
+    if best.parts > 1:
+        lines.append(f"{best.parts} parts give {best.programs} programs to {target.multiprocessors} multiprocessors")
+    if p.dtype == "f32" and asked == "default" and best.kernel in ("gather", "weights"):
+        reason = "the tensor cores take six products of bf16 sooner than the plain units take one of f32"
+        split = precision_of(p, target, asked) == "bf16x6"
+        lines.append(reason if split else "the plain units are faster than split products here")
+    if is_wide(p):
+        lines.append("offsets take 64 bits")
+    lines.append("the portable level; no kernel for one kind of GPU is chosen yet")
+    return tuple(lines)
+
+
+def _part_counts(p: Problem, programs: int, blocks: int, target: Target) -> list[int]:
+    """In how many parts a sum may be taken: 1, and powers of two while there is work and memory."""
+    counts = [1]
+    most = min(MOST_WORKSPACE, max(p.bytes, 16 << 20)) // (p.size(p.wanted) * _item(p))
+    parts = 2
+    while parts <= min(most, MOST_PARTS, blocks // 2) and programs * parts <= 8 * target.multiprocessors:
+        counts.append(parts)
+        parts *= 2
+    return counts
+
+
+def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
+    """Matrix products, each tap by itself or taps and channels as one axis."""
+    item, found = DTYPES[p.dtype].size, []
+    flop_rate = rate(target, p.dtype, precision)
+    kernel = "weights" if p.wanted == "w" else "gather"
+    for flat in (False, True):
+        length = _length(p, flat)
+        for tile in tiles(target, p.dtype, precision, length.depth, flat):
+            across = ceil(length.columns / tile.columns) * ceil(length.rows / tile.rows) * length.times
+            blocks = ceil(length.depth / tile.depth) * length.repeats
+            elements = (tile.rows + tile.columns) * tile.depth
+            gathered = (tile.columns if kernel == "weights" else tile.rows) * tile.depth
+            loads = elements * item * (1.5 if flat else 1.0)
+            steps = 3.0 * elements + (14.0 * gathered if flat else 0.0) + 40.0 * tile.depth * (kernel == "weights")
+            flops = 2 * tile.rows * tile.columns * tile.depth
+            for parts in _part_counts(p, across, blocks, target):
+                work = Work(across * parts, ceil(blocks / parts), flops, loads, steps, p.bytes)
+                time = seconds(target, work, flop_rate)
+                if parts > 1:
+                    time += finish_seconds(target, p.size(p.wanted), parts, p.dtype)
+                size = (tile.rows, tile.columns, tile.depth)
+                found.append(Candidate(time, kernel, size, flat, parts, across * parts, tile.warps, tile.stages))
+    return found
+
+
+class _Length(NamedTuple):
+    """The sizes of the matrix product of a problem: one of `times`, each a sum over `repeats` runs of `depth`."""
+
+    rows: int
+    columns: int
+    depth: int
+    repeats: int
+    times: int
+
+
+def _length(p: Problem, flat: bool) -> _Length:
+    taps = prod(p.w)
+    if p.wanted == "w":
+        pixels = p.n * prod(p.y)
+        return _Length(p.cy, p.cx * taps, pixels, 1, p.g) if flat else _Length(p.cy, p.cx, pixels, 1, p.g * taps)
+    summed, made = channels(p)
+    over = walk(p)
+    taps = max(1, ceil(taps / over.phases))
+    times = p.g * over.phases
+    if flat:
+        return _Length(over.pixels, made, taps * summed, 1, times)
+    return _Length(over.pixels, made, summed, taps, times)
+
+
+def _singles(p: Problem, target: Target) -> list[Candidate]:
+    """Products one by one."""
+    item, found = DTYPES[p.dtype].size, []
+    taps = prod(p.w)
+    if p.wanted == "w":
+        kernel, lanes, rows, times = "lanes_weights", p.g * p.cy * p.cx, p.n * prod(p.y), taps
+        pair = ("x", "y")
+    else:
+        (summed, made), over = channels(p), walk(p)
+        kernel, lanes, rows, times = "lanes", p.g * made, over.pixels, over.phases
+        count = max(1, ceil(taps / over.phases)) * summed
+        pair = ("x", "y")
+    flop_rate = (target.double if p.dtype == "f64" else target.vector) * 0.8
+    for height, width in lane_tiles(lanes, rows):
+        tiles_across = ceil(lanes / width)
+        if kernel == "lanes":
+            across, blocks = tiles_across * ceil(rows / height) * times, count
+        else:
+            across, blocks = tiles_across * times, ceil(rows / height)
+        elements = height * width
+        share = min(_run(p, role, height, width) for role in pair)
+        tensors = 2 if kernel == "lanes_weights" else 1
+        work = Work(0, 0, 2 * elements, elements * item * tensors / share, 6.0 * elements + 20.0 * height, p.bytes)
+        for parts in _part_counts(p, across, blocks, target):
+            dealt = work._replace(programs=across * parts, blocks=ceil(blocks / parts))
+            time = seconds(target, dealt, flop_rate)
+            if parts > 1:
+                time += finish_seconds(target, p.size(p.wanted), parts, p.dtype)
+            found.append(Candidate(time, kernel, (height, width), False, parts, across * parts, 4, 2))
+    return found
+
+
+def _run(p: Problem, role: str, height: int, width: int) -> float:
+    """The share of what is fetched that a tile uses: memory comes in pieces of 32 bytes."""
+    axis = unit(strides(p, role))
+    if axis < 0:
+        return DTYPES[p.dtype].size / 32
+    run = min(height, three(p).sizes(role)[-1]) if axis == LAST else width
+    return min(1.0, run * DTYPES[p.dtype].size / 32)

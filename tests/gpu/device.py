@@ -1,0 +1,292 @@
+"""The GPU engine on a real GPU, exact or not: run by `make test-gpu`, without pytest and without llvmlite.
+
+python tests/gpu/device.py                  all of it: some minutes
+python tests/gpu/device.py --count 200      fewer random calls
+python tests/gpu/device.py --sanitizer      a sample under compute-sanitizer, memcheck and racecheck, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1])]
+
+LAYERS = {
+    "dense": ((8, 64, 28, 28), (96, 64, 3, 3), (1, 1), (1, 1), 1),
+    "strided": ((4, 40, 29, 31), (24, 40, 3, 3), (2, 2), (1, 1), 1),
+    "stem": ((4, 3, 112, 112), (64, 3, 7, 7), (2, 2), (3, 3), 1),
+    "depthwise": ((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), 96),
+    "grouped": ((4, 128, 28, 28), (128, 4, 3, 3), (1, 1), (1, 1), 32),
+    "1D": ((4, 512, 512), (512, 1, 4), (1,), (3,), 512),
+    "3D": ((2, 32, 12, 14, 16), (32, 32, 3, 3, 3), (1, 1, 1), (1, 1, 1), 1),
+    "pointwise": ((4, 256, 14, 14), (512, 256, 1, 1), (1, 1), (0, 0), 1),
+}
+"""Input, weights, strides, padding and groups."""
+
+
+def hindrance() -> str:
+    """Why there is nothing to test here."""
+    for library in ("torch", "triton"):
+        if importlib.util.find_spec(library) is None:
+            return f"{library} is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "PyTorch finds no CUDA device here"
+
+
+def on_the_gpu(kind: str, *inputs: Any, out: Any = None, **attributes: Any) -> Any:
+    """A call on tensors of the GPU that hold the same values, its result brought back."""
+    import ml_dtypes
+    import numpy as np
+    import torch
+
+    import convgrad
+
+    def there(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "iu":
+            value = np.array(value, order="C")  # PyTorch takes neither negative strides nor half elements
+            if value.dtype == ml_dtypes.bfloat16:
+                return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16).cuda()
+            return torch.from_numpy(value).cuda()
+        return value.cuda() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def back(value: Any) -> Any:
+        value = value.cpu()
+        if isinstance(inputs[0], torch.Tensor):
+            return value
+        plain = value.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if value.dtype is torch.bfloat16 else None
+        return value.numpy() if plain is None else plain
+
+    place = None if out is None else there(out)
+    if place is not None and not attributes.get("accumulate"):
+        place.fill_(torch.nan)
+    result = convgrad.apply(kind, *map(there, inputs), out=place, **attributes)
+    if out is None:
+        return back(result)
+    if isinstance(out, torch.Tensor):
+        out.copy_(result.cpu())
+    else:
+        out[...] = back(result) if not isinstance(inputs[0], torch.Tensor) else result.float().cpu().numpy()
+    return out
+
+
+def random_calls(count: int) -> Iterator[str]:
+    """Random calls of every operation, judged by PyTorch in float64."""
+    import numpy as np
+
+    import problems
+
+    rng, wrong = np.random.default_rng(0), 0
+    for at in range(count):
+        try:
+            problems.check(problems.draw(rng, wide=bool(at % 2)), on_the_gpu)
+        except AssertionError as error:
+            wrong += 1
+            if wrong <= 10:
+                yield str(error)
+        print(f"  {at + 1} of {count}", end="\r", file=sys.stderr, flush=True)
+    if wrong > 10:
+        yield f"and {wrong - 10} more"
+
+
+def steps(name: str, dtype: Any, last: bool) -> Any:
+    """A layer's three tensors in guarded, poisoned memory, and what computes each from the others."""
+    import torch
+
+    from convgrad.torch.plans import Geometry, Result, make_step
+
+    shape, weights, stride, pad, groups = LAYERS[name]
+    space = [(n + 2 * b - k) // s + 1 for n, k, s, b in zip(shape[2:], weights[2:], stride, pad, strict=True)]
+    shapes = {"x": shape, "w": weights, "y": (shape[0], weights[0], *space)}
+    blocks, tensors = {}, {}
+    for role, size in shapes.items():
+        # An odd start, so that some memory is not aligned.
+        start = 64 if role != "w" else 65
+        blocks[role] = torch.full((prod(size) + 129,), torch.nan, dtype=dtype, device="cuda")
+        inner = blocks[role][start : start + prod(size)]
+        order = (size[0], *size[2:], size[1]) if last else size
+        tensors[role] = inner.view(order).movedim(-1, 1) if last else inner.view(order)
+    geometry = Geometry(stride, pad, (1,) * len(stride), groups)
+
+    def step(role: str) -> Callable[[], None]:
+        out = tensors[role]
+        result = Result(tuple(out.shape), out.stride(), out.dtype)
+        made = make_step(role, {r: t for r, t in tensors.items() if r != role}, None, result, geometry)
+        return lambda: made.run(tensors["x"], tensors["w"], tensors["y"])
+
+    return blocks, tensors, step
+
+
+def adjoints() -> Iterator[str]:
+    """The three sums of each layer are equal on whole numbers, and nothing is written around a result."""
+    import torch
+
+    for name in LAYERS:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            for last in (False, True):
+                blocks, tensors, step = steps(name, dtype, last)
+                values = {role: torch.randint_like(tensor, -1, 2) for role, tensor in tensors.items()}
+                sums = []
+                for role in "xwy":
+                    for other in "xwy":
+                        tensors[other].copy_(values[other])
+                    tensors[role].fill_(torch.nan)
+                    step(role)()
+                    sums.append(float((tensors[role].double() * values[role].double()).sum()))
+                    start = (tensors[role].data_ptr() - blocks[role].data_ptr()) // blocks[role].element_size()
+                    guards = (blocks[role][:start], blocks[role][start + tensors[role].numel() :])
+                    if not all(bool(guard.isnan().all()) for guard in guards):
+                        yield f"{name} {dtype} {role}: wrote around the result"
+                # Results in bf16 and f16 are exact below 2^8 and 2^11, which sums of these layers stay near.
+                if dtype in (torch.float32, torch.float64) and len(set(sums)) != 1:
+                    yield f"{name} {dtype} {'NXC' if last else 'NCX'}: the sums differ: {sums}"
+
+
+def same_bits() -> Iterator[str]:
+    """The same bits in 20 runs, while another stream keeps the GPU busy; in a CUDA graph, too."""
+    import torch
+
+    load = torch.randn(2048, 2048, device="cuda")
+    busy = torch.cuda.Stream()
+    for name in LAYERS:
+        for dtype in (torch.float32, torch.bfloat16):
+            _, tensors, step = steps(name, dtype, True)
+            for tensor in tensors.values():
+                tensor.normal_()
+            for role in "xwy":
+                kept, run = tensors[role].clone(), step(role)
+                run()
+                first = tensors[role].clone()
+                for _ in range(20):
+                    with torch.cuda.stream(busy):
+                        load @ load
+                    tensors[role].fill_(torch.nan)
+                    run()
+                    if not torch.equal(tensors[role], first):
+                        yield f"{name} {dtype} {role}: other bits in another run"
+                graph, aside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+                aside.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.graph(graph, stream=aside):
+                    run()
+                tensors[role].fill_(torch.nan)
+                graph.replay()
+                torch.cuda.synchronize()
+                if not torch.equal(tensors[role], first):
+                    yield f"{name} {dtype} {role}: other bits by a CUDA graph"
+                tensors[role].copy_(kept)
+
+
+def errors() -> Iterator[str]:
+    """Errors on random data, beside those of PyTorch's plain f32."""
+    import torch
+
+    import convgrad
+
+    torch.backends.cudnn.allow_tf32 = False
+    for name, (_, _, stride, pad, groups) in LAYERS.items():
+        _, tensors, step = steps(name, torch.float32, True)
+        how = ([*stride], [*pad], [1] * len(stride), False, [0] * len(stride), groups)
+        for tensor in tensors.values():
+            tensor.normal_()
+        wide = {role: tensor.double() for role, tensor in tensors.items()}
+        mask = [True, True, False]
+        exact = torch.ops.aten.convolution_backward(wide["y"], wide["x"], wide["w"], None, *how, mask)
+        stock = torch.ops.aten.convolution_backward(tensors["y"], tensors["x"], tensors["w"], None, *how, mask)
+        right, plain = (dict(zip("xw", found[:2], strict=True)) for found in (exact, stock))
+        for role in "xw":
+            theirs = float((plain[role].double() - right[role]).norm() / right[role].norm())
+            told, kept = [f"cuDNN {theirs:.1e}"], tensors[role].clone()
+            for precision in ("default", "ieee", "tf32x3", "bf16x6", "tf32"):
+                convgrad.set_float32_precision(precision)
+                step(role)()
+                ours = float((tensors[role].double() - right[role]).norm() / right[role].norm())
+                told.append(f"{precision} {ours:.1e}")
+                # Of two ways to sum, either may be the luckier by some tens of percent.
+                if precision in ("default", "ieee") and ours > 2 * theirs:
+                    yield f"{name} {role}: error {ours:.1e} with {precision}, cuDNN's is {theirs:.1e}"
+            tensors[role].copy_(kept)
+            convgrad.set_float32_precision("default")
+            print(f"  {name} {role}: {', '.join(told)}")
+
+
+def beyond() -> Iterator[str]:
+    """Offsets beyond 2^31 elements, where there is memory for them."""
+    import torch
+
+    import convgrad
+
+    if torch.cuda.mem_get_info()[0] < 24 << 30:
+        print("  left out: it takes 24 GiB")
+        return
+    x = torch.randint(-2, 3, (1, 33, 8192, 8192), device="cuda").to(torch.float16)
+    w = torch.randint(-2, 3, (4, 33, 1, 1), device="cuda").to(torch.float16)
+    how = dict(data_format="NCX", weights_format="OIX", strides=1, pads_begin=0, pads_end=0, dilations=1)
+    y = convgrad.convolution(x, w, **how)
+    for part in (slice(0, 16), slice(-16, None)):
+        expected = torch.einsum("nihw,oi->nohw", x[:, :, part].double(), w[:, :, 0, 0].double())
+        if not torch.equal(y[:, :, part].double(), expected):
+            yield "a tensor of more than 2^31 elements is computed wrongly"
+
+
+def sanitized() -> Iterator[str]:
+    """A sample under compute-sanitizer."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        yield "compute-sanitizer was not found"
+        return
+    for check in ("memcheck", "racecheck"):
+        command = [
+            tool,
+            "--tool",
+            check,
+            "--error-exitcode",
+            "9",
+            sys.executable,
+            str(HERE),
+            "--count",
+            "40",
+            "--short",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            yield f"{check}: {done.stdout[-2000:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=3000, help="of random calls")
+    parser.add_argument("--short", action="store_true", help="random calls and adjoints alone")
+    parser.add_argument("--sanitizer", action="store_true", help="a sample under compute-sanitizer, too")
+    asked = parser.parse_args()
+    if reason := hindrance():
+        print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
+        return 2
+    parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count), adjoints]
+    parts += [] if asked.short else [same_bits, errors, beyond]
+    parts += [sanitized] if asked.sanitizer else []
+    failures = 0
+    for part in parts:
+        begin = time.perf_counter()
+        title = getattr(part, "__name__", "").replace("<lambda>", "random_calls")
+        found = list(part())
+        failures += len(found)
+        print(
+            f"{title}: {'ok' if not found else f'{len(found)} wrong'}, {time.perf_counter() - begin:.0f} s", flush=True
+        )
+        for what in found:
+            print(f"  {what}")
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

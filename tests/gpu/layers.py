@@ -1,0 +1,24 @@
+"""Problems that between them take every path of the GPU engine; small enough to be interpreted."""
+
+from __future__ import annotations
+
+NXC = "x@nxc y@nxc w@xio"
+
+PROBLEMS = {
+    "plain": "{} {} n2 g1 cx5 cy6 x7x6 w3x2 y6x6 s1x1 d1x1 p0x1",
+    "last": f"{{}} {{}} n2 g1 cx18 cy17 x5x6 w3x3 y5x6 s1x1 d1x1 p1x1 {NXC}",
+    "1d": "{} {} n2 g1 cx3 cy4 x19 w5 y8 s2 d2 p2",
+    "3d": f"{{}} {{}} n1 g2 cx3 cy2 x4x3x5 w2x3x2 y2x3x4 s2x1x1 d1x1x1 p0x1x0 {NXC}",
+    "strided": "{} {} n1 g1 cx4 cy3 x9x10 w3x4 y5x3 s2x3 d1x1 p1x0",
+    "strides and dilations": "{} {} n1 g1 cx2 cy3 x17x13 w3x2 y3x5 s6x2 d4x3 p2x1",
+    "stride beyond the kernel": f"{{}} {{}} n2 g1 cx3 cy3 x11x9 w2x1 y3x3 s4x4 d1x1 p0x0 {NXC}",
+    "padding beyond the kernel": "{} {} n1 g1 cx2 cy2 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3",
+    "depthwise": f"{{}} {{}} n2 g20 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
+    "depthwise, channels first": "{} {} n2 g6 cx1 cy2 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1",
+    "grouped": f"{{}} {{}} n1 g3 cx2 cy4 x5x5 w3x3 y5x5 s1x1 d1x1 p1x1 {NXC}",
+    "pointwise": f"{{}} {{}} n3 g1 cx33 cy20 x4x4 w1x1 y4x4 s1x1 d1x1 p0x0 {NXC}",
+    "no window reaches the end": "{} {} n1 g1 cx2 cy3 x12x5 w2x2 y3x2 s3x2 d1x1 p0x0",
+    "strides of nobody": "{} {} n2 g1 cx3 cy4 x4x5 w2x2 y3x4 s1x1 d1x1 p0x0 "
+    "x@200,0,1,-15,3 y@150,0,2,40,9 w@0,32,8,4,-1",
+}
+"""Lines without the wanted tensor and the type."""

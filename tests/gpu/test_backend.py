@@ -1,0 +1,213 @@
+"""The back end without a GPU: what it refuses, and what it hands to kernels of a made-up driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+import convgrad
+from convgrad import CompileError, OutOfMemoryError, SpecError, UnsupportedError, engine
+from convgrad.backend import Device, Refusal
+from convgrad.gpu import backend, launch
+from convgrad.gpu.plan import choose
+from convgrad.gpu.target import current, of_kind
+from convgrad.libraries import torch as torch_library
+from convgrad.spec import Problem
+
+LINE = "w f32 n8 g1 cx8 cy8 x32x32 w3x3 y32x32 s1x1 d1x1 p1x1 accumulate"
+
+
+class Card:
+    """A GPU that notes what it is told."""
+
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    def __init__(self) -> None:
+        self.device_now, self.memory, self.launched, self.failure, self.full = 0, set(), [], None, False
+
+    @contextmanager
+    def device(self, index):
+        before, self.device_now = self.device_now, index
+        try:
+            yield
+        finally:
+            self.device_now = before
+
+    def caching_allocator_alloc(self, size, index, stream):
+        if self.full:
+            raise self.OutOfMemoryError("CUDA out of memory")
+        assert self.device_now == index
+        self.memory.add(at := 1 << 40 | len(self.memory) << 20)
+        self.asked = size, stream
+        return at
+
+    def caching_allocator_delete(self, at):
+        self.memory.remove(at)
+
+    def load(self, step, target, index, aligned):
+        assert self.device_now == index
+
+        def kernel(*given, stream):
+            assert self.device_now == index
+            if self.failure:
+                raise self.failure
+            self.launched.append((step.kernel, aligned, given, stream))
+
+        return {(step.programs, 1, 1): kernel}
+
+
+@pytest.fixture
+def card(monkeypatch):
+    card = Card()
+    monkeypatch.setattr(launch, "load", card.load)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=card))
+    return card
+
+
+def executable():
+    plan = choose.make(Problem.parse(LINE), of_kind("sm_90"))
+    assert [step.kernel for step in plan.launches] == ["weights", "finish"]
+    return launch.Executable(plan, of_kind("sm_90"), 3)
+
+
+def test_kernels_get_addresses_in_their_order(card):
+    run = executable()
+    run(0x1000, 0x2000, 0x3000, 0, 77)
+    (sums, aligned, given, stream), (finish, _, then, _) = card.launched
+    assert (sums, finish, aligned, stream) == ("weights", "finish", True, 77)
+    workspace = given[2]
+    assert given[:2] == (0x1000, 0x3000)
+    assert then[:2] == (workspace, 0x2000)
+    assert card.asked == (run.plan.workspace, 77)
+    assert not card.memory, "given back"
+    step = run.plan.launches[0]
+    assert given[3:] == tuple(value for _, value in (*step.values, *step.constants))
+
+
+def test_memory_that_begins_anywhere_has_kernels_of_its_own(card):
+    run = executable()
+    run(0x1004, 0x2000, 0x3000, 0, 0)
+    run(0x1000, 0x2000, 0x3000, 0, 0)
+    assert [aligned for _, aligned, _, _ in card.launched] == [False, False, True, True]
+
+
+def test_failures_are_told_and_leave_nothing_behind(card):
+    run = executable()
+    card.failure = RuntimeError("Triton Error [CUDA]: out of resources")
+    with pytest.raises(
+        CompileError, match=r"weights was not launched on sm_90: Triton Error \[CUDA\]: out of resources"
+    ):
+        run(0, 0, 0, 0)
+    assert not card.memory
+    assert card.device_now == 0
+    card.failure = None
+    run(0, 0, 0, 0)
+    assert len(card.launched) == 2, "the next call is as good as any"
+    card.full = True
+    with pytest.raises(OutOfMemoryError, match=f"no memory for {run.plan.workspace} bytes of sums on cuda 3"):
+        run(0, 0, 0, 0)
+
+
+def test_a_kernel_is_compiled_once_for_a_device(monkeypatch):
+    built = []
+    monkeypatch.setattr(launch, "build", lambda *given: built.append(given) or len(built))
+    monkeypatch.setattr(launch, "_loaded", {})
+    steps = choose.make(Problem.parse(LINE), of_kind("sm_90")).launches
+    found = [launch.load(step, of_kind("sm_90"), index, True) for index in (0, 0, 1) for step in steps]
+    assert found == [1, 2, 1, 2, 3, 4], "machine code belongs to a device"
+
+    def fail(*given):
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(launch, "build", fail)
+    with pytest.raises(CompileError, match="the GPU kernel weights did not compile: no such instruction"):
+        launch.load(steps[0], of_kind("sm_90"), 2, True)
+
+
+def test_without_a_gpu_the_reason_is_told():
+    problem = Problem.parse(LINE)
+    with pytest.raises(UnsupportedError, match=r"no back end takes this problem: gpu: .*; cpu: computes on cpu"):
+        engine.choose(problem, Device("cuda", 0))
+    with pytest.raises(SpecError, match="device must be a name such as 'cpu', 'cuda' or 'cuda:1', got 'cuda:x'"):
+        convgrad.explain(problem, device="cuda:x")
+
+
+def made_up(monkeypatch, **changes):
+    """PyTorch as it is on a machine with a GPU."""
+    found = dict(
+        major=9, minor=0, name="H", multi_processor_count=132, shared_memory_per_block_optin=232448,
+        clock_rate=1980000, memory_clock_rate=3201000, memory_bus_width=6144,
+    ) | changes  # fmt: skip
+    cuda = SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: SimpleNamespace(**found)
+    )
+    torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))
+    monkeypatch.setattr(backend, "import_module", lambda name: torch)
+    monkeypatch.setattr(backend, "_is_installed", lambda name: True)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    current.cache_clear()
+    monkeypatch.setattr(launch.Executable, "_prepare", lambda self, aligned: [])
+    return torch
+
+
+def test_what_is_refused(monkeypatch):
+    problem, device = Problem.parse(LINE), Device("cuda", 0)
+    torch = made_up(monkeypatch)
+    target = backend.machine(device)
+    assert (target.name, target.capability, target.multiprocessors, target.clock) == ("H", 90, 132, 1.98)
+    assert 4700 < target.bandwidth < 5000
+    assert isinstance(backend.load(problem, device), launch.Executable)
+    assert backend.load(problem, Device("cuda", 1)) == Refusal("gpu", "there is no CUDA device 1")
+    torch.version.hip = "6.0"
+    assert "NVIDIA" in backend.load(problem, device).reason
+    made_up(monkeypatch, major=7, minor=5)
+    assert backend.load(problem, device).reason == "Triton needs compute capability 8.0, H has 7.5"
+    torch = made_up(monkeypatch)
+    torch.cuda.is_available = lambda: False
+    assert backend.plan(problem, device).reason == "PyTorch finds no CUDA device here"
+    monkeypatch.setattr(backend, "_is_installed", lambda name: name != "triton")
+    assert backend.plan(problem, device).reason == "triton, of convgrad[cuda], is not installed"
+    current.cache_clear()
+
+
+def test_a_newer_gpu_counts_as_the_newest_known(monkeypatch):
+    made_up(monkeypatch, major=11, minor=0)
+    target = backend.machine(Device("cuda", 0))
+    assert (target.capability, target.matrix) == (110, of_kind("sm_100").matrix)
+    current.cache_clear()
+
+
+def test_tensors_on_a_device_are_opened_where_they_are():
+    made = SimpleNamespace(
+        element_size=lambda: 2, dtype="torch.bfloat16", stride=lambda: (30, 10, 1), shape=(2, 3, 10),
+        data_ptr=lambda: 0x7000,
+    )  # fmt: skip
+    tensor = torch_library.on_device(made, Device("cuda", 1))
+    assert tensor.device == Device("cuda", 1)
+    assert tensor[1:5] == (0x7000, (2, 3, 10), (60, 20, 2), "bf16")
+
+
+ALONE = """
+import sys
+sys.modules["llvmlite"] = None
+import convgrad
+from convgrad.gpu import backend
+from convgrad.spec import Problem
+from convgrad.gpu.plan import choose
+from convgrad.gpu import launch, target
+print(choose.make(Problem.parse("x f32 n1 g1 cx2 cy3 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1"), target.of_kind("sm_90")))
+print(sorted(m for m in sys.modules if m.startswith("convgrad.cpu") and m.count(".") > 2))
+print({"torch", "triton", "llvmlite.binding"} & set(sys.modules))
+"""
+
+
+def test_the_engine_needs_nothing_of_the_cpus():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
+    plan, _, heavy = done.stdout.splitlines()
+    assert plan.startswith("Triton kernel gather")
+    assert heavy == "set()"

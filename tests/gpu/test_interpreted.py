@@ -1,0 +1,168 @@
+"""The kernels as they compute, by Triton's interpreter: every way to take a sum equals the definition to the bit."""
+
+from __future__ import annotations
+
+import zlib
+
+import interpreter
+import numpy as np
+import pytest
+from layers import PROBLEMS
+
+from convgrad import reference
+from convgrad.dtypes import DTYPES
+from convgrad.gpu.plan import choose
+from convgrad.spec import Problem
+from marks import slow_but
+
+
+def memory(problem, role, rng):
+    """A tensor of small whole numbers in guarded memory: the memory, and a view over the axes of the problem."""
+    kind, shape, strides = DTYPES[problem.dtype_of(role)].numpy, problem.shape(role), problem.strides(role)
+    spans = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    before, after = -sum(s for s in spans if s < 0), sum(s for s in spans if s > 0)
+    block = np.full(before + after + 65, np.nan, kind)
+    start = block[32 + before :]
+    view = np.lib.stride_tricks.as_strided(start, shape, tuple(s * kind.itemsize for s in strides))
+    if rng is not None:
+        view[...] = rng.integers(-2, 3, shape)
+    return block, view
+
+
+def check(problem, plan):
+    """Run a plan on whole numbers and compare with the definition; nothing but the result is written."""
+    rng = np.random.default_rng(zlib.crc32(str(problem).encode()))
+    blocks, views = {}, {}
+    for role in "xwy":
+        filled = role != problem.wanted or problem.accumulate
+        blocks[role], views[role] = memory(problem, role, rng if filled else None)
+    places = {role: view.ctypes.data for role, view in views.items()} | {"bias": 0}
+    given = {role: views[role] for role in problem.given}
+    if problem.bias_stride is not None:
+        channels = problem.g * (problem.cx if problem.wanted == "x" else problem.cy)
+        bias = rng.integers(-9, 10, channels * problem.bias_stride).astype(DTYPES[problem.dtype].numpy)
+        places["bias"] = bias.ctypes.data
+        given["bias"] = bias[:: problem.bias_stride].reshape(problem.g, -1)
+    out = views[problem.wanted]
+    expected = reference.compute(problem, given, out.copy())
+    inside = np.zeros(blocks[problem.wanted].shape, bool)
+    start = (out.ctypes.data - blocks[problem.wanted].ctypes.data) // out.itemsize
+    steps = [
+        np.arange(n) * s for n, s in zip(problem.shape(problem.wanted), problem.strides(problem.wanted), strict=True)
+    ]
+    inside[start + sum(np.ix_(*steps)).ravel()] = True
+    interpreter.run(plan, places)
+    assert np.array_equal(out, expected), f"{problem}: {plan}"
+    assert np.isnan(blocks[problem.wanted][~inside].astype(np.float32)).all(), f"{problem}: wrote outside of the result"
+
+
+def ways(problem, machine):
+    """All ways to take the sums that differ in more than their tiles, each with its least programs."""
+    kinds = {}
+    for way in choose.candidates(problem, machine):
+        key = (way.kernel, way.flat, way.parts > 1)
+        kinds[key] = min(kinds.get(key, way), way, key=lambda way: (way.programs, way.seconds))
+    return list(kinds.values())
+
+
+def every_way(line):
+    """A problem in every way, every other one with offsets of 64 bits."""
+    problem, machine = Problem.parse(line), interpreter.small("sm_90", 8)
+    found = ways(problem, machine)
+    for at, way in enumerate(found):
+        plan = choose.settle(problem, machine, way)
+        check(problem, interpreter.widened(plan) if at % 2 else plan)
+    return len(found)
+
+
+QUICK = [("plain", "x"), ("last", "w"), ("3d", "y"), ("strides and dilations", "x"), ("strides of nobody", "y")]
+ROTATED = [(name, "xyw"[at % 3]) for at, name in enumerate(PROBLEMS)]
+
+
+@pytest.mark.parametrize(("name", "wanted"), slow_but(QUICK, [(name, w) for name in PROBLEMS for w in "xwy"]))
+def test_every_way_is_exact(interpreted, name, wanted):
+    assert interpreted(every_way, PROBLEMS[name].format(wanted, "f32")) >= 3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])
+@pytest.mark.parametrize(
+    "more", ["", "bias", "accumulate", "bias@3 accumulate", "out:f32 accumulate"], ids=lambda more: more or "plain"
+)
+def test_types_bias_and_accumulation(interpreted, dtype, more):
+    if dtype == "f64" and "out" in more:
+        more = "bias accumulate"
+    for wanted in "xyw":
+        words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
+        interpreted(two_ways, f"{wanted} {dtype} n2 g1 cx4 cy5 x6x5 w3x2 y3x5 s2x1 d1x1 p1x1 {words}")
+
+
+def two_ways(line):
+    """A problem whose sums are taken at once, and in parts."""
+    problem, machine = Problem.parse(line), interpreter.small("sm_80", 40)
+    found = ways(problem, machine)
+    for way in (found[0], next(way for way in found if way.parts > 1)):
+        check(problem, choose.settle(problem, machine, way))
+
+
+def without_sums(line):
+    """A problem that has no products."""
+    problem = Problem.parse(line)
+    plan = choose.make(problem, interpreter.small("sm_80", 8))
+    assert plan.kernel in ("finish", "")
+    check(problem, plan)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y f32 n0 g1 cx2 cy2 x3 w3 y3 s1 d1 p1",
+        "y f32 n2 g1 cx0 cy2 x3 w3 y3 s1 d1 p1 bias",
+        "x bf16 n2 g1 cx3 cy0 x4 w2 y3 s1 d1 p0 accumulate",
+        "w f32 n0 g2 cx3 cy2 x4 w2 y3 s1 d1 p0",
+        "w f32 n0 g2 cx3 cy2 x4 w2 y3 s1 d1 p0 accumulate",
+        "x f32 n1 g1 cx2 cy2 x3 w1 y2 s1 d1 p9 bias",
+    ],
+)
+def test_without_any_product(interpreted, line):
+    interpreted(without_sums, line)
+
+
+def random_calls(seed, count):
+    """Random calls, each by a way that is drawn, judged by PyTorch in float64."""
+    import problems
+
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        target = interpreter.small(str(rng.choice(["sm_80", "sm_90"])), int(rng.choice([2, 8, 200])))
+        with interpreter.alone(interpreter.Backend(target, rng=rng)):
+            problems.check(problems.draw(rng, wide=bool(rng.random() < 0.3)))
+
+
+@pytest.mark.parametrize("seed", slow_but([1], [1, 2]))
+def test_random_calls(interpreted, seed):
+    interpreted(random_calls, seed, 12)
+
+
+def infinite(wanted, kernel):
+    """Infinities that meet padding have no product: the results whose windows hold none stay finite."""
+    problem = Problem.parse(f"{wanted} f32 n1 g4 cx1 cy1 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1")
+    machine = interpreter.small("sm_90", 8)
+    ways = [w for w in choose.candidates(problem, machine) if w.kernel == kernel and not w.flat]
+    plan = choose.settle(problem, machine, min(ways, key=lambda way: way.programs))
+    rng = np.random.default_rng(0)
+    arrays = {role: rng.integers(1, 3, problem.shape(role)).astype(np.float32) for role in "xwy"}
+    arrays[problem.wanted][...] = np.nan
+    arrays["y" if wanted != "y" else "x"][:, :, :, 0, 0] = np.inf
+    given = {role: arrays[role] for role in problem.given}
+    expected = reference.compute(problem, given)
+    assert np.isfinite(expected).any()
+    assert not np.isfinite(expected).all()
+    interpreter.run(plan, {role: array.ctypes.data for role, array in arrays.items()} | {"bias": 0})
+    assert np.array_equal(arrays[wanted], expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kernel"), [("w", "weights"), ("w", "lanes_weights"), ("x", "gather"), ("y", "gather"), ("x", "lanes")]
+)
+def test_infinities_keep_to_their_windows(interpreted, wanted, kernel):
+    interpreted(infinite, wanted, kernel)

@@ -1,0 +1,124 @@
+"""The kernels as they compile, for GPUs that are not here: from Triton down to machine code, with what they take.
+
+python tests/gpu/test_offline.py     every layer, result, type and kind of GPU, some 700 of them
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+from layers import NXC, PROBLEMS
+
+from convgrad.gpu import compile as compiler
+from convgrad.gpu.plan import choose
+from convgrad.gpu.target import KNOWN, of_kind
+from convgrad.spec import Problem
+from marks import slow_but
+
+KINDS = ["sm_80", "sm_90", "sm_100"]
+
+LAYERS = {
+    "dense": f"{{}} {{}} n8 g1 cx64 cy128 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "large": f"{{}} {{}} n8 g1 cx512 cy512 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1 {NXC}",
+    "strided": "{} {} n8 g1 cx64 cy64 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1",
+    "stem": f"{{}} {{}} n8 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3 {NXC}",
+    "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "beyond 2^31": "{} {} n64 g1 cx64 cy64 x1024x1024 w3x3 y1024x1024 s1x1 d1x1 p1x1",
+    **PROBLEMS,
+}
+
+QUICK = [
+    ("dense", "x", "bf16", "sm_90"),
+    ("dense", "w", "f32", "sm_100"),
+    ("large", "x", "f16", "sm_80"),
+    ("stem", "w", "bf16", "sm_90"),
+    ("strided", "x", "f32", "sm_80"),
+    ("depthwise", "w", "bf16", "sm_90"),
+    ("depthwise", "x", "f32", "sm_100"),
+    ("3d", "y", "f64", "sm_90"),
+    ("beyond 2^31", "y", "bf16", "sm_80"),
+]
+SPILLS = 4  # instructions in a loop of hundreds: split products of f32 come close to the registers that there are
+
+ALL = [(n, w, t, k) for n in LAYERS for w in "xyw" for t in ("f32", "bf16", "f16", "f64") for k in KINDS]
+
+
+def spills(kernel) -> int:
+    """Instructions within loops that move registers to memory and back, because there were too few."""
+    tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm")
+    file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+    told = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    labels, code = {}, []
+    for line in told.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            code.append(instruction[1])
+    assert code
+    found: set[int] = set()
+    for at, instruction in enumerate(code):
+        jump = re.search(r"\bBRA\b.*?(\.L_x_\d+)", instruction)
+        if jump and labels.get(jump[1], at + 1) <= at:
+            found |= {i for i in range(labels[jump[1]], at) if re.search(r"\b(LDL|STL)\b", code[i])}
+    return len(found)
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), QUICK)
+def test_plans_compile(name, wanted, dtype, kind):
+    target = of_kind(kind)
+    plan = choose.make(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
+    assert plan.launches
+    for launch in plan.launches:
+        kernel = compiler.build(launch, target, aligned=True)
+        assert kernel.metadata.shared <= target.shared
+        assert len(kernel.asm["cubin"])
+        assert (found := spills(kernel)) <= SPILLS, f"{found} spills: {plan}"
+        if launch.kernel in ("gather", "weights") and (dtype in ("bf16", "f16") or plan.precision == "bf16x6"):
+            assert "mma" in kernel.asm["ptx"], "tensor cores"
+
+
+def test_neighbours_are_loaded_together():
+    """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
+    target = of_kind("sm_90")
+    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
+    (launch,) = plan.launches
+    aligned, anywhere = (compiler.build(launch, target, aligned=way).asm["ptx"] for way in (True, False))
+    pieces = re.compile(r"cp\.async\.cg\.shared\.global [^;]*0x10, ")
+    assert pieces.search(aligned)
+    assert not pieces.search(anywhere)
+
+
+@pytest.mark.parametrize("precision", slow_but(["tf32x3"], ["ieee", "tf32x3"]))
+def test_precisions_compile(precision):
+    target = of_kind("sm_90")
+    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
+    assert plan.precision == precision
+    assert ("mma" in compiler.build(plan.launches[0], target, True).asm["ptx"]) == (precision != "ieee")
+
+
+def test_every_kernel_is_known():
+    kernels = {launch for name in compiler.MODULES for launch in [compiler.function(name).__name__]}
+    assert kernels == set(compiler.MODULES)
+    assert {f"sm_{kind[3:]}" for kind in KINDS} <= set(KNOWN)
+
+
+def main() -> int:
+    failures = 0
+    for at, which in enumerate(ALL, 1):
+        try:
+            test_plans_compile(*which)
+        except Exception as error:  # whatever it is, the next one is tried
+            failures += 1
+            print(*which, f"{type(error).__name__}: {error}"[:600], flush=True)
+        if at % 50 == 0:
+            print(f"{at} of {len(ALL)}, {failures} failed", flush=True)
+    return failures > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Plans for GPUs: values, made by a model of the machine, within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import convgrad
+from convgrad import UnsupportedError
+from convgrad.gpu.plan import axes, choose, cost
+from convgrad.gpu.target import KNOWN, of_kind
+from convgrad.spec import Problem
+
+DENSE = "{} {} n8 g1 cx64 cy128 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"
+DEPTHWISE = "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc"
+
+
+def plan(line, kind="sm_90", asked="default"):
+    return choose.make(Problem.parse(line), of_kind(kind), asked)
+
+
+@pytest.mark.parametrize("wanted", "xyw")
+def test_layers_get_the_kernels_that_are_made_for_them(wanted):
+    assert plan(DENSE.format(wanted, "bf16")).kernel == ("weights" if wanted == "w" else "gather")
+    assert plan(DEPTHWISE.format(wanted, "bf16")).kernel == ("lanes_weights" if wanted == "w" else "lanes")
+
+
+def test_few_channels_make_one_axis_with_the_taps():
+    stem = "w bf16 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3 x@nxc y@nxc"
+    assert plan(stem).launches[0].constant("FLAT")
+    assert not plan(DENSE.format("w", "bf16")).launches[0].constant("FLAT")
+
+
+def test_a_plan_is_a_value():
+    line = DENSE.format("w", "f32")
+    assert plan(line) == plan(line)
+    assert hash(plan(line)) == hash(plan(line))
+    assert len({plan(line), plan(line), plan(line, "sm_80")}) == 2
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_workspace_is_bounded(kind):
+    for dtype in ("f32", "bf16", "f64"):
+        for wanted in "xyw":
+            small = Problem.parse(f"{wanted} {dtype} n64 g1 cx16 cy16 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1")
+            found = choose.make(small, of_kind(kind))
+            item = 8 if dtype == "f64" else 4
+            assert found.workspace == (found.parts * small.size(wanted) * item if found.parts > 1 else 0)
+            assert found.workspace <= min(choose.MOST_WORKSPACE, max(small.bytes, 16 << 20))
+    assert plan("w bf16 n64 g1 cx16 cy16 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1", kind).parts > 1, "a long sum, few results"
+
+
+def test_sums_in_parts_are_added_once():
+    found = plan(DENSE.format("w", "bf16") + " out:f32 accumulate")
+    assert [launch.kernel for launch in found.launches] == ["weights", "finish"]
+    assert [launch.constant("ACCUMULATE") for launch in found.launches] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("sm_80", "bf16x6"), ("sm_90", "bf16x6"), ("sm_100", "bf16x6"), ("sm_89", "ieee")]
+)
+def test_f32_is_taken_the_fastest_way_that_is_accurate(kind, precision):
+    found = plan(DENSE.format("x", "f32"), kind)
+    assert found.precision == precision
+    assert found.launches[0].constant("PRECISION") == precision
+    assert any("f32" in reason or "split" in reason for reason in found.why)
+    assert plan(DENSE.format("x", "f32"), kind, "tf32").precision == "tf32"
+    assert plan(DENSE.format("x", "bf16"), kind, "tf32").precision == "", "other types have one way"
+
+
+def test_offsets_beyond_31_bits():
+    for line, wide in [
+        ("y bf16 n64 g1 cx64 cy64 x1024x1024 w3x3 y1024x1024 s1x1 d1x1 p1x1", True),
+        ("w f32 n1 g1 cx2 cy2 x40 w3 y40 s1 d1 p1 x@0,0,4000000000,3", True),
+        ("y bf16 n60 g1 cx16 cy16 x1024x1024 w3x3 y1024x1024 s1x1 d1x1 p1x1", False),
+    ]:
+        problem = Problem.parse(line)
+        assert axes.is_wide(problem) == wide
+        assert choose.make(problem, of_kind("sm_90")).launches[0].constant("WIDE") == wide
+
+
+def test_nothing_to_compute():
+    assert plan("x bf16 n0 g1 cx2 cy2 x3 w3 y3 s1 d1 p1").launches == ()
+    (launch,) = plan("w bf16 n0 g1 cx2 cy2 x3 w3 y3 s1 d1 p1").launches
+    assert launch.kernel == "finish"
+
+
+def test_too_many_programs():
+    line = f"x bf16 n1 g1 cx1 cy1 x{2**42} w1 y1 s{2**20} d1 p0"
+    assert "more programs than a launch may have" in plan(line)
+
+
+def test_more_of_a_machine_is_never_slower():
+    problem, target = Problem.parse(DENSE.format("w", "bf16")), of_kind("sm_90")
+    faster = choose.make(problem, replace(target, multiprocessors=264, bandwidth=9000.0))
+    assert faster.seconds <= choose.make(problem, target).seconds
+    assert cost.rate(target, "bf16", "ieee") > cost.rate(target, "f32", "tf32") > cost.rate(target, "f32", "ieee")
+
+
+def test_explain_tells_of_a_gpu_that_is_not_here(monkeypatch):
+    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
+    text = " ".join(convgrad.explain(DENSE.format("w", "f32"), device="cuda").split())
+    assert "gpu, Triton kernel weights: matrix products over pixels" in text
+    assert "products in bf16x6" in text
+    assert "microseconds by the model for sm_90" in text
+    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_1")
+    with pytest.raises(UnsupportedError, match="no GPU is known by the name 'sm_1'; known are sm_80"):
+        convgrad.explain(DENSE.format("w", "f32"), device="cuda:1")
