@@ -35,6 +35,7 @@ class _Functions:
     pack_weights: Function
     pack: Function | None  # None: inputs are read where they lie
     tile: Function
+    last_tile: Function | None  # for a last block of fewer channels
     finish: Function
     configuration: str
     taps: str
@@ -73,7 +74,8 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
         None if box is None else pack_box(m, moved, box, clear),
-        _tile(m, plan, emulated),
+        _tile(m, plan, emulated, plan.vectors),
+        _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         unpack(m, results, staging),
         m.table("registers", plan.registers.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
@@ -82,14 +84,16 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
     )  # fmt: skip
 
 
-def _tile(m: Module, plan: TileGather, emulated: Emulation | None) -> Function:
-    """A function that sums a block of tiles: (input, weights, sums, bias, taps, how many, and a file of registers)."""
+def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
+    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, how many, and a file
+    of registers).
+    """
     block, item = plan.registers, plan.item
     file = ["p:file"] if emulated else []
-    f = m.function("tile", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
+    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
     left, right, to, bias, taps, count, *rest = f.args
     code = TileCode(f, plan.layer.dtype, emulated, rest[0] if rest else "")
-    row = plan.block * item
+    row, right_row = plan.block * item, across * plan.lanes
     pairs = plan.sums.channels // 2
 
     def start(register: int, _: int, j: int) -> None:
@@ -98,26 +102,26 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None) -> Function:
         else:
             code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
 
-    each_sum(block, start)
+    each_sum(block, across, start)
     left_row = plan.positions.steps[-1] * plan.layer.size
     with f.loop(0, count) as t:
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
         left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * plan.block), plan.sum)
+        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
         with f.loop(0, pairs // block.pairs) as step:
             left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * plan.block), plan.sum)
+            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
             add_products(
-                code, block,
+                code, block, across,
                 (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), row),  # type: ignore[misc]
+                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
             )  # fmt: skip
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
 
-    each_sum(block, keep)
+    each_sum(block, across, keep)
     return f
 
 
@@ -139,11 +143,17 @@ class _Kernel:
         units = plan.layer.groups * blocks
         with items(f, self.frame.counter("first"), units) as unit:
             group, block = f.split(unit, [plan.layer.groups, blocks])
-            to = f.at(self.at["weights"], f.mul(unit, plan.panel), plan.sum)
+            to = self._weights(group, block)
             f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, 0)
             if plan.layer.bias is not None:
                 self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
+
+    def _weights(self, group: Value, block: Value) -> str:
+        """Where the packed weights of a block of channels are."""
+        f, plan = self.f, self.plan
+        place = f.add(f.mul(group, plan.group_weights), f.mul(block, plan.panel))
+        return f.at(self.at["weights"], place, plan.sum)
 
     def _pack_bias(self, to: str, group: Value, block: Value) -> None:
         """Widen the bias of one block; that of the last channel for places beyond it."""
@@ -206,7 +216,7 @@ class _Kernel:
         f, plan, positions = self.f, self.plan, self.plan.positions
         group, block = place
         unit = f.add(f.mul(group, plan.tile.blocks), block)
-        weights = f.at(self.at["weights"], f.mul(unit, plan.panel), plan.sum)
+        weights = self._weights(group, block)
         bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
         flat, extents = positions.flat, positions.extents
         with ExitStack() as stack:
@@ -222,7 +232,9 @@ class _Kernel:
                 m = f.min(m, f.sub(row, plan.rows))  # nothing lies beyond the last position: some are summed again
             left = f.at(source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
             to = f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum)
-            f.call(self.functions.tile, left, weights, to, bias, *taps, *self.file)
+            is_last = f.test("eq", block, plan.tile.blocks - 1)
+            tile, last = self.functions.tile, self.functions.last_tile
+            f.call_either(is_last, last, tile, left, weights, to, bias, *taps, *self.file)
 
     def _finish(self, place: tuple[Value, Value], start: list[tuple[Value, Value]], counts: list[Value]) -> None:
         """Write the staging to the tensor. `start` is where the box begins along each axis, and the phase's residue."""

@@ -14,7 +14,7 @@ from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
 from ..ir.convert import Elements
 from ..ir.vectors import sum_type
-from ..pack.box import PackBox
+from ..pack.box import PackBox, Packer, packer
 from ..plan.axes import Axis as Geometry
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
@@ -41,12 +41,14 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     odd = layer.cin % 2
     sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
     positions = lay_out(layer, sums, target, threads)
+    pack = pack_box(layer, sums, positions)
+    if odd and pack is not None and packer(pack, COLUMNS) is Packer.ELEMENTS:
+        return None  # these leave what is beside the last channel as it is
     registers = shape(layer, positions, pairs, tuned)
-    tile = Tile(
-        target, COLUMNS, registers.across, 0, registers.height, ceil(layer.cout / registers.width), None, None
-    )
+    blocks, last = ceil(layer.cout / registers.width), ceil(layer.cout / COLUMNS) % registers.across
+    tile = Tile(target, COLUMNS, registers.across, last, registers.height, blocks, None, None)
     made = TileGather(
-        layer, tile, sums, registers, positions, pack_box(layer, sums, positions),
+        layer, tile, sums, registers, positions, pack,
         choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
         code(target, p.out_dtype), rounds_first(layer, positions), work(layer, positions, registers, tuned),
         threads=threads,

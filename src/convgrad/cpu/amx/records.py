@@ -166,6 +166,12 @@ class TileGather(Nest):
         return self.layer.taps * self.sums.channels // 2 * self.block
 
     @property
+    def group_weights(self) -> int:
+        """Elements of the packed weights of a group."""
+        lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
+        return self.layer.taps * self.sums.channels // 2 * lanes
+
+    @property
     def staging(self) -> int:
         """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
         return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
@@ -181,7 +187,7 @@ class TileGather(Nest):
             beyond = self.rows + self.lanes + 1
             packed = (len(positions.runs) * positions.run_entries + beyond) * positions.pitch // 2
         return (
-            shared("weights", blocks * self.panel),
+            shared("weights", layer.groups * self.group_weights),
             shared("bias", blocks * self.block if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staging),

@@ -115,31 +115,35 @@ Place = Callable[[int], str]
 """The address of a tile: below the first one or beside it, by its number."""
 
 
-def add_products(code: TileCode, block: Block, left: tuple[Place, Value], right: tuple[Place, Value]) -> None:
-    """Add the products of one step to all sums of a block. Of each side: where a tile is, and bytes between its rows."""
+def add_products(
+    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value]
+) -> None:
+    """Add the products of one step to the sums of a block, of so many tiles side by side. Of each side: where a tile
+    is, and bytes between its rows.
+    """
     (left_at, left_step), (right_at, right_step) = left, right
     if block.across <= block.down:
-        for j, register in enumerate(block.right):
+        for j, register in enumerate(block.right[:across]):
             code.load(register, right_at(j), right_step)
         for i in range(block.down):
             register = block.left[i % len(block.left)]
             code.load(register, left_at(i), left_step)
-            for j in range(block.across):
+            for j in range(across):
                 code.multiply(i * block.across + j, register, block.right[j])
         return
     for i, register in enumerate(block.left):
         code.load(register, left_at(i), left_step)
-    for j in range(block.across):
+    for j in range(across):
         register = block.right[j % len(block.right)]
         code.load(register, right_at(j), right_step)
         for i in range(block.down):
             code.multiply(i * block.across + j, block.left[i], register)
 
 
-def each_sum(block: Block, do: Callable[[int, int, int], None]) -> None:
+def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
     """Call `do` with the register of each tile of sums, and where it is: how many tiles down, how many across."""
     for i in range(block.down):
-        for j in range(block.across):
+        for j in range(across):
             do(i * block.across + j, i, j)
 
 
