@@ -8,15 +8,16 @@ rows that are computed in vain. A stride is taken out by packing inputs that lie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import ceil, prod
 
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox
 from ..pack.weights import PackWeights
-from ..plan.records import Nest, Packed
+from ..plan.records import Nest, Packed, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
-from .tiles import COLUMNS, FILE, Block
+from .tiles import COLUMNS, FILE, STEP, Block
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,7 @@ class Positions:
     @property
     def runs(self) -> tuple[Ints, ...]:
         """Where each packed run begins along each axis, for the first position."""
-        found: list[Ints] = [()]
-        for a in self.axes:
-            found = [(*starts, start) for starts in found for start in a.runs]
-        return tuple(found)
+        return tuple(product(*(a.runs for a in self.axes)))
 
     @property
     def run_entries(self) -> int:
@@ -193,3 +191,179 @@ class TileGather(Nest):
             per_thread("staging", self.staging),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The problem of w: its types, its channels and where they lie."""
+
+    dtype: str
+    out_dtype: str
+    sum: str
+    converts_f16: bool
+    groups: int
+    channels: tuple[int, int]  # of x and of y, in a group
+    x_channel: Ints  # strides of (group, channel)
+    y_channel: Ints
+    w_channel: Ints  # strides of (group, channel of x, channel of y)
+    accumulate: bool
+
+
+@dataclass(frozen=True)
+class Box:
+    """How x and y of a box lie in memory, while tiles read them.
+
+    x is [channel][entry]. y is [long row][pair of positions][channel][first, second], with zeros where a position has
+    no result: what x has there is then multiplied by them.
+    """
+
+    axes: tuple[Axis, ...]
+    flat: int  # the positions of the axes from this one on are one long row
+    entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
+    channels: tuple[int, int]  # of x and y that there is room for
+    x_pack: PackBox  # [entry][channel], before it is transposed
+    y_pack: PackBox  # [position][channel], before positions are paired
+    x_pitch: int  # elements between channels of x
+    y_pitch: int  # pairs between pairs of positions of y
+
+    @property
+    def sizes(self) -> Ints:
+        """Positions along each axis."""
+        return tuple(a.box for a in self.axes)
+
+    @property
+    def extents(self) -> Ints:
+        """Places of positions along each axis, with those that have no result."""
+        return self.sizes[: self.flat + 1] + tuple(a.pack.count for a in self.axes[self.flat + 1 :])
+
+    @property
+    def number(self) -> int:
+        """Boxes over all axes."""
+        return prod(a.boxes for a in self.axes)
+
+    @property
+    def runs(self) -> tuple[Ints, ...]:
+        """Where each packed run of x begins along each axis, for the first position."""
+        return tuple(product(*(a.runs for a in self.axes)))
+
+    @property
+    def run_entries(self) -> int:
+        """Entries of one run of all axes."""
+        return prod(a.pack.count for a in self.axes)
+
+    @property
+    def long_row(self) -> int:
+        """Places in a long row, rounded up to whole steps."""
+        return up(1 + sum((self.sizes[i] - 1) * prod(self.extents[i + 1 :]) for i in range(self.flat, 4)), STEP)
+
+    @property
+    def y_row(self) -> int:
+        """Pairs of a long row of y, of all channels."""
+        return self.long_row // 2 * self.y_pitch
+
+
+@dataclass(frozen=True)
+class SumParts:
+    """Parts of w, and of the sums: each is a task."""
+
+    rows: int  # channels of x in a part
+    columns: int  # channels of y
+    row_parts: int
+    column_parts: int
+    slices: int  # parts of the sum, added in order
+    taps_inside: bool  # sums are [row][tap][column], as in w; else [tap][row][column]
+    one_row: bool  # rows follow the taps of the row before without a gap, in w too
+    rounds_first: bool  # sums are rounded before they are transposed
+
+
+@dataclass(frozen=True)
+class TileSums(Nest):
+    """The plan for w on tile registers: rows are channels of x, columns channels of y, products those of positions."""
+
+    nest = "tile sums"
+
+    sides: Sides
+    box: Box
+    parts: SumParts
+    registers: Block
+    weights: Ints  # where each tap lies in w
+    ranges: TapRanges  # where it lies inside x
+    repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
+    code: Code
+    work: float
+
+    @property
+    def sum(self) -> str:
+        """Type of the sums."""
+        return self.sides.sum
+
+    @property
+    def lanes(self) -> int:
+        """Sums in a row of a tile."""
+        return COLUMNS
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block of tiles."""
+        return self.registers.height
+
+    @property
+    def vectors(self) -> int:
+        """Tiles side by side."""
+        return self.registers.across
+
+    @property
+    def units(self) -> int:
+        """Parts of the result."""
+        return self.sides.groups * self.parts.row_parts * self.parts.column_parts
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work: each part of the result, for each slice of the sum."""
+        return self.units * self.parts.slices
+
+    @property
+    def steps(self) -> float:
+        """Cycles of all threads: of plans for one machine, those with fewer are better."""
+        return self.work
+
+    @property
+    def row_room(self) -> int:
+        """Rows of the sums of a part, rounded up to whole blocks."""
+        return up(self.parts.rows, self.rows)
+
+    @property
+    def tap_step(self) -> int:
+        """Elements between the sums of neighbouring taps."""
+        return self.box.y_pitch if self.parts.taps_inside else self.row_room * self.box.y_pitch
+
+    @property
+    def row_step(self) -> int:
+        """Elements between the sums of neighbouring rows."""
+        return self.box.y_pitch * (len(self.weights) if self.parts.taps_inside else 1)
+
+    @property
+    def part_sums(self) -> int:
+        """Elements of the sums of a part."""
+        return len(self.weights) * self.row_room * self.box.y_pitch
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
+        box, several = self.box, self.parts.slices > 1
+        beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
+        rows = up(max(self.row_room, self.parts.rows), STEP)
+        outer = prod(box.sizes[: box.flat])
+        return (
+            shared("sums", self.part_sums * self.tasks + beyond if several else 0),
+            per_thread("accumulators", 0 if several else self.part_sums + beyond),
+            per_thread("x", rows * box.x_pitch // 2),
+            per_thread("y", outer * box.y_row),
+            per_thread("x_raw", self._raw(box.x_pack, box.x_pitch)),
+            per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
+            per_thread("registers", FILE // 4 if self.code.emulated else 0),
+        )
+
+    def _raw(self, pack: PackBox, entries: int) -> int:
+        """Elements for what is packed first, and what is written beyond it."""
+        return (entries + self.lanes + 1) * pack.pitch // 2

@@ -65,9 +65,11 @@ FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Or
 
 TILE_CHANNELS = 16  # in and out of a group, at least
 TILE_STEPS = 3, 2  # steps over the channels are so many times those of whole tiles, at most
-TILE_PARTS = 128  # channels of each side of a part of w, at most: its boxes are cut for as many
-TILE_UNITS = 64  # channels of each side for which slices of w are counted
-TILE_BOXES = 2, 3  # part of Target.l2 that a box of w takes
+TILE_PART = 128  # channels of each side of a part of w, at most: its boxes are cut for as many
+TILE_UNIT = 64  # channels of each side for which slices of w are counted
+TILE_BOX = 2, 3  # part of Target.l2 that a box of w takes, at most
+TILE_PIXELS = 512  # positions in such a box, about
+TILE_SLICE_BYTES = 8 << 20  # of the sums of all slices
 
 # w: which sides are read in place says how many pixels are in a box, and so does what is packed. Said to be
 # measured, unless a line says that no origin is recorded.

@@ -33,6 +33,7 @@ ALGORITHMS = (
     Algorithm("direct", "depthwise pixels", "depthwise.pixels_plan", "depthwise.pixels_kernel"),
     Algorithm("direct", "depthwise channels", "depthwise.channels_plan", "depthwise.channels_kernel"),
     Algorithm("direct", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("direct", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
