@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from ..errors import UnsupportedError
 from . import caches
@@ -20,7 +19,8 @@ DOUBLE_PUMPED = ("znver4",)  # LLVM's names of CPUs with AVX-512 that compute 64
 TILE_FEATURES = {"bf16": "+amx-bf16", "f16": "+amx-fp16"}  # what multiplies tiles of a type; all need "+amx-tile"
 
 
-class Tiles(NamedTuple):
+@dataclass(frozen=True)
+class Tiles:
     """Whether a machine multiplies matrices of 16 by 16 numbers in tile registers (Intel's AMX), and of which types."""
 
     dtypes: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from .amx.records import TileGather, TileSums
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
 from .pack.weights import PackWeights
@@ -94,6 +95,31 @@ def _pixels(plan: PixelsInLanes, names: Names) -> Telling:
     return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
 
 
+def _tiles(plan: TileGather, names: Names) -> Telling:
+    layer, registers = plan.layer, plan.registers
+    result, source = (names["y"], names["x"]) if layer.wanted == "y" else (names["x"], names["y"])
+    how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
+    tile = f"{registers.height} pixels x {plan.block} channels: {_registers(plan)}"
+    part = " and a part of the channels" if plan.parts.parts > 1 else ""
+    tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.positions.box)} pixels{part}"
+    return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
+
+
+def _tile_sums(plan: TileSums, names: Names) -> Telling:
+    how = f"each weight of {names['w']} sums its products over all pixels of {names['x']} and {names['y']}"
+    tile = f"{plan.rows} channels of {names['x']} x {plan.block} of {names['y']}: {_registers(plan)}"
+    tasks = f"{_tasks(plan)}, each a part of {names['w']}"
+    if plan.parts.slices > 1:
+        tasks += f" over one of {plan.parts.slices} parts of the pixels"
+    channels = plan.sides.channels[1]
+    return Telling(plan.nest, how, tile, channels / up(channels, plan.lanes), tasks)
+
+
+def _registers(plan: TileGather | TileSums) -> str:
+    down, across = plan.registers.down, plan.registers.across
+    return f"{down} x {across} tile registers of {plan.registers.rows} x {plan.lanes} sums"
+
+
 def _tasks(plan: Made) -> str:
     return f"{plan.tasks} task{'s' if plan.tasks > 1 else ''}"
 
@@ -107,10 +133,46 @@ TELL: Mapping[str, Callable[[Any, Names], Telling]] = {
     WeightGradient.nest: _weight_gradient,
     ChannelsInLanes.nest: _channels,
     PixelsInLanes.nest: _pixels,
+    TileGather.nest: _tiles,
+    TileSums.nest: _tile_sums,
 }
 """By loop nest, as the registry names it. A new nest has a function here, and words below for its fields."""
 
 WORDS = {
+    "Axis.boxes": "boxes along the axis",
+    "Block.across": "tiles side by side",
+    "Block.down": "tiles below each other",
+    "Block.pairs": "pairs of factors that a step multiplies",
+    "Block.rows": "rows of a tile",
+    "Box.axes": "what positions read, along each axis",
+    "Box.channels": "channels of x and of y that there is room for",
+    "Box.entries": "where each tap begins in x",
+    "Box.flat": "positions of the axes from this one on are one long row",
+    "Box.x_pack": "how x is packed",
+    "Box.x_pitch": "elements between channels of x",
+    "Box.y_pack": "how y is packed",
+    "Box.y_pitch": "pairs between pairs of positions of y",
+    "Code.emulated": "plain code does what tile instructions do",
+    "Code.rounds_bf16": "the machine rounds to bf16",
+    "Parts.blocks": "blocks of channels in a task",
+    "Parts.parts": "parts of the blocks of channels",
+    "Positions.axes": "what positions read, along each axis",
+    "Positions.flat": "positions of the axes from this one on are one long row",
+    "Positions.pitch": "elements between neighbouring positions",
+    "Positions.steps": "elements between positions along each axis",
+    "Positions.taps": "taps of each phase, and where their input is packed",
+    "Sides.channels": "channels of x and of y, in a group",
+    "Sides.w_channel": "elements between groups, and channels of x and of y, of the weights",
+    "Sides.x_channel": "elements between groups, and between channels, of x",
+    "Sides.y_channel": "elements between groups, and between channels, of y",
+    "SumParts.column_parts": "parts of the channels of y",
+    "SumParts.columns": "channels of y in a part",
+    "SumParts.one_row": "rows of w follow each other",
+    "SumParts.row_parts": "parts of the channels of x",
+    "SumParts.rounds_first": "sums are rounded before they are transposed",
+    "SumParts.rows": "channels of x in a part",
+    "SumParts.taps_inside": "taps are contiguous in the sums",
+    "TileSums.weights": "where each tap lies in the weights",
     "Boxes.box": "pixels that are packed and summed at a time, along each axis",
     "Boxes.sizes": "pixels of y, along each axis",
     "Boxes.slices": "parts that the sum is cut into, added in order",
@@ -200,10 +262,14 @@ WORDS = {
     "out_dtype": "type of the result",
     "packs": "how each axis of the input is packed",
     "pairs": "products of bf16 are taken two at a time",
+    "pack": "how the input is packed",
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
     "round_first": "sums are rounded before they are transposed",
+    "ranges": "where each tap lies inside x",
+    "registers": "how tile registers are used",
+    "repairs": "sums that padding has spoilt are taken again",
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
     "staged": "results wait in a buffer before they are written",
@@ -223,6 +289,7 @@ WORDS = {
     "weights": "how weights are packed",
     "weights_step": "bytes between the weights that boxes prefetch; 0: none",
     "why": "reasons",
+    "work": "cycles in which tiles are multiplied",
 }
 """What the fields of plans are, for a stranger."""
 
@@ -239,6 +306,7 @@ BUFFERS = {
     "y": "packed y",
     "x_raw": "pixels of x before they are paired",
     "y_raw": "pixels of y before they are paired",
+    "registers": "emulated tile registers",
 }
 """What buffers hold."""
 

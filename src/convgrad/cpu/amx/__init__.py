@@ -2,5 +2,5 @@
 
 A tile instruction multiplies 16 rows of 32 numbers with 16 pairs of rows of 16 numbers, and adds the result to 16 by 16
 sums in f32. `tiles` writes these instructions, or calls of `emulation`, plain code that does the same on any machine;
-`permission` asks the system for them; `records`, `gather_*` and `sums_*` are the plans and kernels of y and x, and of w.
+`permission` asks the system for them. `gather_*` are the plan and the kernel of y and x, `sums_*` those of w.
 """

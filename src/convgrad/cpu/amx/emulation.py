@@ -1,4 +1,4 @@
-"""Functions that do what tile instructions do, with a file of registers in memory: plans for tiles run anywhere by them.
+"""Functions that do what tile instructions do, with a file of registers in memory: so plans for tiles run anywhere.
 
 The file has eight tiles of 1024 bytes, 64 bytes each row, and then the 64 bytes of the configuration. Rows and bytes
 that a register does not have are zeros, as in hardware. Instead of a fault, a multiplication of tiles that do not match
@@ -112,8 +112,8 @@ class Emulation:
         sixteen = "<" + ", ".join(["i32 16"] * 16) + ">"
         if self.dtype == "bf16":
             upper = "<" + ", ".join(["i32 -65536"] * 16) + ">"
-            bits = [f.op(f"shl {WORDS} {pairs}, {sixteen}"), f.op(f"and {WORDS} {pairs}, {upper}")]
-            return [f.op(f"bitcast {WORDS} {number} to {FLOATS}") for number in bits]
+            both = [f.op(f"shl {WORDS} {pairs}, {sixteen}"), f.op(f"and {WORDS} {pairs}, {upper}")]
+            return [f.op(f"bitcast {WORDS} {number} to {FLOATS}") for number in both]
         found = []
         for bits in (pairs, f.op(f"lshr {WORDS} {pairs}, {sixteen}")):
             shorts = f.op(f"trunc {WORDS} {bits} to <16 x i16>")

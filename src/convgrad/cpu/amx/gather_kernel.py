@@ -18,9 +18,10 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import Staging, unpack
 from ..pack.weights import pack_weights
+from .emulation import Emulation
 from .gather_plan import row_contiguous
 from .records import TileGather
-from .tiles import Emulation, TileCode, add_products, each_sum, emulation
+from .tiles import TileCode, add_products, each_sum, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -85,8 +86,8 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
 
 
 def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
-    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, how many, and a file
-    of registers).
+    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, and
+    a file of registers).
     """
     block, item = plan.registers, plan.item
     file = ["p:file"] if emulated else []
@@ -174,9 +175,9 @@ class _Kernel:
             start = [f.mul(b, a.box) for b, a in zip(boxes, axes, strict=True)]
             source = self._input(group, start)
             first = f.mul(part, plan.parts.blocks)
-            with f.loop(first, f.min(f.add(first, plan.parts.blocks), plan.tile.blocks)) as block:
-                with f.loop(0, len(plan.positions.phases)) as phase:
-                    self._sum_phase((group, block, phase), start, source)
+            last = f.min(f.add(first, plan.parts.blocks), plan.tile.blocks)
+            with f.loop(first, last) as block, f.loop(0, len(plan.positions.phases)) as phase:
+                self._sum_phase((group, block, phase), start, source)
 
     def _input(self, group: Value, start: list[Value]) -> str:
         """The input of a box: packed, run by run, or where it lies."""
@@ -184,7 +185,9 @@ class _Kernel:
         positions, storage = plan.positions, functions.inputs.storage
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
-            return f.at(origin, f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True))), storage)
+            return f.at(
+                origin, f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True))), storage
+            )
         with f.loop(0, len(positions.runs)) as run:
             row = f.at(functions.runs, f.mul(run, len(start)), "i64")
             corner = [
@@ -197,7 +200,7 @@ class _Kernel:
 
     def _sum_phase(self, place: tuple[Value, Value, Value], start: list[Value], source: str) -> None:
         """The results of a phase that are in a box, for one block of channels, if there are any."""
-        f, plan, axes = self.f, self.plan, self.plan.positions.axes
+        f, axes = self.f, self.plan.positions.axes
         group, block, phase = place
         numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
@@ -227,7 +230,7 @@ class _Kernel:
                 read = f.add(read, f.mul(q, positions.steps[i]))
                 written = f.add(written, f.mul(q, prod(extents[i + 1 :])))
             row = f.add(1, *(f.mul(f.sub(counts[i], 1), prod(extents[i + 1 :])) for i in range(flat, len(counts))))
-            m = stack.enter_context(f.loop(0, row, plan.rows))
+            m: Value = stack.enter_context(f.loop(0, row, plan.rows))
             if positions.in_place:
                 m = f.min(m, f.sub(row, plan.rows))  # nothing lies beyond the last position: some are summed again
             left = f.at(source, f.add(read, f.mul(m, positions.steps[-1])), "i16")

@@ -12,10 +12,8 @@ from math import ceil, prod
 from ...spec.problem import Problem
 from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
-from ..ir.convert import Elements
 from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
-from ..plan.axes import Axis as Geometry
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
 from ..plan.records import pitch
@@ -78,7 +76,7 @@ def lay_out(layer: Layer, sums: Sums, target: Target, threads: int) -> Positions
     """Boxes of positions, and how their inputs lie."""
     step = pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS
     tuned = tuning(target).registers
-    room = (target.own_l2 or target.l2) * tuned.box[0] // tuned.box[1]
+    room = int((target.own_l2 or target.l2) * tuned.box)
     box = _box(layer, step, room)
     if sums.odd or not _lies_in_place(layer, box[-1]):
         box = _for_threads(layer, box, threads, tuned)
@@ -167,7 +165,7 @@ def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
     multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
     loaded = tuned.load * (block.down + block.across)
-    return steps * len(positions.taps) * max(multiplied, loaded)
+    return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
 
 
 def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
@@ -179,7 +177,7 @@ def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, t
 
 
 def rounds_first(layer: Layer, positions: Positions) -> bool:
-    """Whether sums are rounded before they are transposed: results have two bytes, and rows are longer than a vector."""
+    """Whether sums are rounded before they are transposed: results of two bytes, in rows longer than a vector."""
     longest_row = prod(positions.extents[2:]) if row_contiguous(positions) else positions.extents[3]
     return layer.out_dtype in ("bf16", "f16") and longest_row > COLUMNS and not layer.accumulate
 
@@ -200,5 +198,3 @@ def reasons(plan: TileGather) -> tuple[str, ...]:
         (plan.parts.parts > 1, "channels are cut into parts, so that all threads have work"),
     ]
     return tuple(text for holds, text in told if holds)
-
-

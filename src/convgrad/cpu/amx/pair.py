@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from math import prod
 
 from ..ir.builder import Function, Module, Value
-
 from ..ir.shuffle import interleave, transpose
 from .records import Box
 from .tiles import COLUMNS, STEP
@@ -81,5 +80,3 @@ def _pair_row(f: Function, box: Box, source: str, to: str) -> None:
         pair(e, alone=False)
     if count % 2:
         pair(count // 2, alone=True)
-
-

@@ -22,11 +22,10 @@ GET_PERMISSION, REQUEST_PERMISSION = 0x1022, 0x1023
 TILE_DATA = 18  # the number of this part of a thread's state
 
 
-def allowed(target: Target, dtype: str) -> Target:
-    """The target, with the reason if it would multiply numbers of that type in tiles and the system does not let it."""
-    if not target.tiles.multiply(dtype) or target.tiles.emulated:
-        return target
-    return replace(target, tiles=target.tiles._replace(refused=refusal()))
+def allowed(target: Target) -> Target:
+    """A target with tiles; with the reason, if the system does not let this process use them."""
+    reason = "" if target.tiles.emulated else refusal()
+    return replace(target, tiles=replace(target.tiles, refused=reason)) if reason else target
 
 
 @lru_cache(maxsize=1)

@@ -17,9 +17,10 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import Staging, unpack
+from .emulation import Emulation
 from .pair import pair_y, transpose_x
 from .records import TileSums
-from .tiles import STEP, Emulation, TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
@@ -195,7 +196,7 @@ class _Kernel:
 
     def _pack(self, here: _Place, start: list[Value]) -> None:
         """Pack a box of both sides."""
-        f, plan, box, functions = self.f, self.plan, self.plan.box, self.functions
+        f, box, functions = self.f, self.plan.box, self.functions
         storage, runs = functions.inputs.storage, len(box.runs)
         x, y = self._corner(here)
         raw, pitch = self.at["x_raw"], box.x_pack.pitch
@@ -264,7 +265,8 @@ class _Kernel:
             rows = f.min(f.sub(here.rows, first), PIECE)
             source = f.at(sums, f.mul(first, plan.row_step), plan.sum)
             at = f.add(at, f.mul(first, x_step))
-            taps, counts = (0, len(plan.weights)), [1, 1, rows, len(plan.weights)]
+            taps: tuple[Value, int] = (0, len(plan.weights))
+            counts = [1, 1, rows, len(plan.weights)]
         else:
             first, rows = 0, here.rows
             source = f.at(sums, f.mul(piece, plan.tap_step), plan.sum)
@@ -276,9 +278,7 @@ class _Kernel:
             to = f.at(self.frame.tensors["w"], at, self.functions.results.elements.storage)
             f.call(self.functions.finish, source, to, *counts, here.columns)
 
-    def _repair_sums(
-        self, here: _Place, source: str, rows: tuple[Value, Value], taps: tuple[Value, int]
-    ) -> None:
+    def _repair_sums(self, here: _Place, source: str, rows: tuple[Value, Value], taps: tuple[Value, int]) -> None:
         """Sum again what is NaN of some rows and taps, each the first and how many."""
         f, plan, repair, storage = self.f, self.plan, self.functions.repair, self.functions.inputs.storage
         if repair is None:

@@ -176,5 +176,3 @@ def reasons(plan: TileSums) -> tuple[str, ...]:
         (plan.parts.slices > 1, f"sums over pixels in {plan.parts.slices} parts, added in order"),
     ]
     return tuple(text for holds, text in told if holds)
-
-

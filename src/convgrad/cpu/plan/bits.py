@@ -230,8 +230,8 @@ def lane_group_steps(lanes: int, channels: int, outputs: int) -> float:
 
 
 SLOW_DOTS = ("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
-"""LLVM's names of CPUs whose products of pairs of bf16 are slower than those of f32. On Emerald Rapids the former gave 89
-to 130 GFLOP/s on a core, the latter 97 to 178; the others are assumed to be like it.
+"""LLVM's names of CPUs whose products of pairs of bf16 are slower than those of f32. On Emerald Rapids the former gave
+89 to 130 GFLOP/s on a core, the latter 97 to 178; the others are assumed to be like it.
 """
 
 

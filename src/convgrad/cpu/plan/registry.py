@@ -62,6 +62,8 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if team > TEAM and not isinstance(plan, Declined) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
+    if target.tiles.refused and problem.dtype in target.tiles.dtypes and not isinstance(plan, Declined):
+        plan = replace(plan, why=(*plan.why, f"without tile registers: {target.tiles.refused}"))
     return plan if isinstance(plan, Declined) else _within(plan, bound, threads)
 
 

@@ -130,8 +130,8 @@ class RegisterTuning:
 
     multiply: int = 16  # from one product of tiles to the next
     latency: int = 52  # until the sums of one can be added to
-    load: int = 8  # of a tile
-    box: tuple[int, int] = (1, 2)  # part of the second-level cache that a box of y or x takes
+    load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
+    box: float = 0.5  # part of the second-level cache that a box of y or x takes
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
 
