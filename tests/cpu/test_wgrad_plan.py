@@ -11,7 +11,7 @@ from convgrad.cpu.depthwise.records import ChannelsInLanes
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.cut import busy_share
-from convgrad.cpu.wgrad.records import Mode, WeightGradient
+from convgrad.cpu.wgrad.records import Mode, WeightGradient, Writing
 from convgrad.spec.problem import Problem
 
 from .machines import AVX512_PAIRS, HALVES, MACHINES
@@ -36,6 +36,17 @@ def test_pixels_that_share_a_set_of_the_cache_are_packed(text: str, full: bool) 
         plan = make_plan(Problem.parse(text + NXC), target, 2)
         assert isinstance(plan, WeightGradient)
         assert (plan.sides[0].mode is Mode.IN_PLACE) == in_place
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_channels_that_are_contiguous_in_w_are_in_the_lanes(dtype: str) -> None:
+    """Else sums are written one by one. So they are in PyTorch's channels_last; in XIO those of y are."""
+    for layout, rows in (("w@0,288,1,96,32", "y"), ("w@xio", "x")):
+        text = f"w {dtype} n2 g1 cx32 cy32 x9x7 w3x3 y9x7 s1x1 d1x1 p1x1 x@nxc y@nxc {layout}"
+        plan = make_plan(Problem.parse(text), AVX512_PAIRS, 2)
+        assert isinstance(plan, WeightGradient)
+        assert plan.roles.row_side == rows
+        assert plan.output.writing is Writing.VECTORS
 
 
 def test_every_product_once() -> None:

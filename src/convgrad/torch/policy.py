@@ -9,6 +9,6 @@ POLICIES = ("fast", "all")
 
 def hindrance(step: Step, policy: str) -> str:
     """Why a gradient that could be computed here is left to PyTorch; nothing if it is taken."""
-    if step.backend == "numpy":
+    if step.backend == "reference":
         return "no kernel of ours computes it"
     return ""

@@ -82,6 +82,7 @@ class _Router:
         self.lock = threading.RLock()
         self.setting: Setting | None = None
         self.libraries: list[Any] = []
+        self.kernels: list[Any] = []
         self.routes: dict[str, dict[Hashable, Any]] = {}
         self.report = Report()
 
@@ -170,6 +171,8 @@ def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, 
     library = torch.library.Library("aten", "IMPL", key)
     library.impl(name, make(stock, device, asked), key, with_keyset=True)
     _router.libraries.append(library)
+    # Another thread may be about to call it when it is taken away, so it lives on: a few hundred bytes.
+    _router.kernels.append(torch.library.get_kernel(f"aten::{name}", key))
 
 
 def _remove() -> None:

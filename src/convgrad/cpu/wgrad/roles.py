@@ -126,6 +126,9 @@ def _row_side(work: Work) -> str:
     x_rows, y_rows = up(p.cy, work.lanes) * p.cx, up(p.cx, work.lanes) * p.cy  # products with the rows on that side
     if x_rows != y_rows:
         return "x" if x_rows < y_rows else "y"
+    _, y_step, x_step = work.shape.w_channel
+    if work.taps > 1 and x_step == 1 != y_step:
+        return "y"  # channels of x are contiguous in w, as in PyTorch's channels_last: results are written by vectors
     if work.taps > 1:
         pairs_in_place = work.pairs and "y" in _paired_in_place(work.axes[-1]) and not _row_packable(work, "x")
         return "y" if pairs_in_place else "x"
