@@ -231,6 +231,8 @@ def test_the_problems_take_every_path() -> None:
         "slices, taps inside": any(p.parts.slices > 1 and p.parts.taps_inside for p in sums),
         "slices, taps outside": any(p.parts.slices > 1 and not p.parts.taps_inside for p in sums),
         "parts of w": any(p.parts.row_parts > 1 and p.parts.column_parts > 1 for p in sums),
+        "rows of x packed as such": {p.box.x_pack.row_packed for p in sums} == {False, True},
+        "y paired as it lies": {p.box.y_pack is None for p in sums} == {False, True},
         "no repair": any(not p.repairs for p in sums),
         "long rows of w": {p.box.flat for p in sums} >= {2, 3},
     }

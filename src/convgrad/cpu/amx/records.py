@@ -221,8 +221,9 @@ class Box:
     flat: int  # the positions of the axes from this one on are one long row
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
     channels: tuple[int, int]  # of x and y that there is room for
-    x_pack: PackBox  # [entry][channel], before it is transposed
-    y_pack: PackBox  # [position][channel], before positions are paired
+    x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be
+    y_pack: PackBox | None  # [position][channel], before positions are paired; None: they are as they lie
+    y_steps: Ints  # elements between neighbouring positions along each axis, before they are paired
     x_pitch: int  # elements between channels of x
     y_pitch: int  # pairs between pairs of positions of y
 
@@ -359,11 +360,11 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", rows * box.x_pitch // 2),
             per_thread("y", outer * box.y_row),
-            per_thread("x_raw", self._raw(box.x_pack, box.x_pitch)),
+            per_thread("x_raw", 0 if box.x_pack.row_packed else self._raw(box.x_pack, box.x_pitch)),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
-    def _raw(self, pack: PackBox, entries: int) -> int:
+    def _raw(self, pack: PackBox | None, entries: int) -> int:
         """Elements for what is packed first, and what is written beyond it."""
-        return (entries + self.lanes + 1) * pack.pitch // 2
+        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch // 2

@@ -18,7 +18,7 @@ from ..ir.convert import Elements
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import Staging, unpack
 from .emulation import Emulation
-from .pair import pair_y, transpose_x
+from .pair import end_rows, pair_y, transpose_x
 from .records import TileSums
 from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
@@ -34,8 +34,8 @@ class _Functions:
     emulation: Emulation | None
     clear: Function
     pack_x: Function
-    pack_y: Function
-    transpose_x: Function
+    end_x: Function  # makes rows of what was packed, or ends rows that were packed as such
+    pack_y: Function | None  # None: positions are paired as they lie
     pair_y: Function
     tile: Function
     last_tile: Function | None
@@ -65,13 +65,16 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs = Elements(sides.dtype, plan.lanes, plan.sum, sides.converts_f16)
     moved = replace(inputs, sum="i16")
+    wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors
     clear = zero(m, moved)
     emulated = emulation(m, sides.dtype, plan.code.emulated)
     rounds = plan.code.rounds_bf16 and not sides.accumulate
     results = Results(Elements(sides.out_dtype, plan.lanes, plan.sum, sides.converts_f16, rounds), sides.accumulate)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, moved, box.x_pack, clear), pack_box(m, moved, box.y_pack, clear),
-        transpose_x(m, box), pair_y(m, box, clear), _tile(m, plan, emulated, plan.vectors),
+        inputs, results, emulated, clear, pack_box(m, wide if box.x_pack.row_packed else moved, box.x_pack, clear),
+        end_rows(m, moved, box) if box.x_pack.row_packed else transpose_x(m, box),
+        None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
+        _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, _staging(plan)),
         _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.registers.configuration()),
         {
@@ -187,32 +190,45 @@ class _Kernel:
         with f.loop(first, last) as number:
             boxes = f.split(number, [a.boxes for a in box.axes])
             start = [f.mul(b, a.box) for b, a in zip(boxes, box.axes, strict=True)]
-            self._pack(here, start)
             counts = [f.min(f.sub(a.out, s), a.box) for s, a in zip(start, box.axes, strict=True)]
+            x, y = self._corner(here)
+            self._pack_x(x, here.rows, start)
+            self._pack_y(y, here.columns, start, counts)
             self._sum_box(sums, f.choose(f.test("eq", number, first), 1, 0), counts)
         if slices == 1:
             with f.loop(0, self.pieces) as piece:
                 self._write(here, sums, piece)
 
-    def _pack(self, here: _Place, start: list[Value]) -> None:
-        """Pack a box of both sides."""
+    def _pack_x(self, x: str, rows: Value, start: list[Value]) -> None:
+        """Rows of a box of x: packed as such, or packed and transposed."""
         f, box, functions = self.f, self.plan.box, self.functions
         storage, runs = functions.inputs.storage, len(box.runs)
-        x, y = self._corner(here)
-        raw, pitch = self.at["x_raw"], box.x_pack.pitch
+        to = self.at["x" if box.x_pack.row_packed else "x_raw"]
+        pitch = 1 if box.x_pack.row_packed else box.x_pack.pitch
         with f.loop(0, runs) as run:
             table = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
             corner = [
                 f.add(f.mul(s, a.in_stride), f.load(f.at(table, i, "i64"), "i64", 8))
                 for i, (s, a) in enumerate(zip(start, box.axes, strict=True))
             ]
-            to = f.at(raw, f.mul(run, box.run_entries * pitch), storage)
-            f.call(functions.pack_x, x, to, *corner, here.rows)
+            f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
+        if box.x_pack.row_packed:
+            f.call(functions.end_x, to, rows)
+            return
         entries = runs * box.run_entries
-        f.call(functions.clear, f.at(raw, entries * pitch, storage), (box.x_pitch - entries) * pitch)
-        f.call(functions.transpose_x, raw, self.at["x"])
-        f.call(functions.pack_y, y, self.at["y_raw"], *start, here.columns)
-        f.call(functions.pair_y, self.at["y_raw"], self.at["y"])
+        f.call(functions.clear, f.at(to, entries * pitch, storage), (box.x_pitch - entries) * pitch)
+        f.call(functions.end_x, to, self.at["x"])
+
+    def _pack_y(self, y: str, columns: Value, start: list[Value], counts: list[Value]) -> None:
+        """Pairs of positions of a box of y."""
+        f, box, functions = self.f, self.plan.box, self.functions
+        if functions.pack_y is None:
+            at = f.add(*(f.mul(s, step) for s, step in zip(start, box.y_steps, strict=True)))
+            source = f.at(y, at, functions.inputs.storage)
+        else:
+            source = self.at["y_raw"]
+            f.call(functions.pack_y, y, source, *start, columns)
+        f.call(functions.pair_y, source, self.at["y"], *counts, columns)
 
     def _corner(self, here: _Place) -> tuple[str, str]:
         """Where the first channels of a part are, in x and in y."""

@@ -20,6 +20,7 @@ from ..plan.bits import (
     TILE_PIXELS,
     TILE_SLICE_BYTES,
     TILE_UNIT,
+    most_packed_stride,
 )
 from ..plan.records import Packed, pitch, up
 from ..plan.tuning import RegisterTuning, converts_f16, tuning
@@ -45,7 +46,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
     axes = cut_positions(p, shape, target)
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
-    box = lay_out(sides, shape, axes, parts)
+    box = lay_out(sides, shape, axes, parts, target)
     registers = choose_registers(parts, tuned)
     plain = all(a.k == 1 and a.pad == 0 for a in shape.axes) and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
@@ -114,7 +115,7 @@ def cut_parts(sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], th
     return SumParts(rows, columns, row_parts, column_parts, slices, taps_inside, one_row, rounds_first)
 
 
-def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts) -> Box:
+def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target) -> Box:
     """How x and y of a box lie in memory."""
     sizes = tuple(a.box for a in axes)
     counts = tuple(a.pack.count for a in axes)
@@ -125,21 +126,23 @@ def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts)
     (_, table) = phases_of(shape.axes, axes, 1)
     total = prod(len(a.runs) * a.pack.count for a in axes)
     x, y = sides.channels
-    x_pack = PackBox(
-        "pack_x", tuple(a.pack for a in axes), sides.x_channel[1], pitch(parts.rows, STEP),
-        parts.rows if x % parts.rows == 0 else None,
-    )  # fmt: skip
-    y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, sizes, strict=True))
-    y_pack = PackBox(
-        "pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP),
-        parts.columns if y % parts.columns == 0 else None,
-    )  # fmt: skip
-    room = (parts.rows, parts.columns)
     # Tiles read x up to a step beyond the last entry, where there are zeros.
-    return Box(
-        axes, flat, tuple(at for _, at in table), room, x_pack, y_pack, pitch(total + STEP, STEP),
-        up(parts.columns, COLUMNS),
+    x_pitch, row = pitch(total + STEP, STEP), axes[-1].pack
+    by_rows = row.stride == 1 != sides.x_channel[1] and row.step <= most_packed_stride(target)
+    x_pack = PackBox(
+        "pack_x", tuple(a.pack for a in axes), sides.x_channel[1], x_pitch if by_rows else pitch(parts.rows, STEP),
+        parts.rows if x % parts.rows == 0 else None, row_packed=by_rows,
     )  # fmt: skip
+    y_pack, y_steps = None, tuple(a.y_step for a in shape.axes)
+    if sides.y_channel[1] != 1:
+        y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, sizes, strict=True))
+        known = parts.columns if y % parts.columns == 0 else None
+        y_pack = PackBox("pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP), known)
+        y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
+    room = (parts.rows, parts.columns)
+    return Box(
+        axes, flat, tuple(at for _, at in table), room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS)
+    )
 
 
 def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
