@@ -21,14 +21,16 @@ import numpy as np
 import pytest
 
 from convgrad.cpu import caches, kernel, target
-from convgrad.cpu.amx import permission, records
+from convgrad.cpu.amx import gather_plan, permission, records, sums_plan
 from convgrad.cpu.amx.emulation import FILE, Emulation
 from convgrad.cpu.amx.gather_plan import SHAPES, pairs_of_step
 from convgrad.cpu.amx.records import TileGather, TileSums
 from convgrad.cpu.amx.tiles import INSTRUCTIONS, Block
 from convgrad.cpu.compile import jit
 from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.plan import tuning
 from convgrad.cpu.plan.registry import make_plan
+from convgrad.cpu.plan.tuning import RegisterTuning
 from convgrad.cpu.target import Target, Tiles
 from convgrad.errors import UnsupportedError
 from convgrad.spec.problem import Problem
@@ -260,6 +262,30 @@ def test_errors_and_bits(name: str) -> None:
     for machine, threads in ((m, threads) for m in machines for threads in (1, 3, 8, 16, 64)):
         again = tensors.compute(find(p, machine, threads))
         assert again.tobytes() == result.tobytes(), f"{threads} threads, {machine.own_l2} bytes"
+
+
+@runs
+@pytest.mark.parametrize("name", REAL)
+def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other numbers of cycles, and every way to share out the registers: the same results."""
+    p = Problem.parse(REAL[name])
+    tensors = Tensors(p)
+    expected = tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes()
+    kind = tuning.kind(TARGETS["tiles"])
+    row = tuning.KINDS[kind]
+    for numbers in ((1, 1, 50, 0.01), (100, 1, 1, 0.9), (1, 500, 1, 0.1), (7, 13, 29, 0.03)):
+        wild = RegisterTuning(*numbers, tasks=numbers[0], least_pixels=numbers[1])
+        monkeypatch.setitem(tuning.KINDS, kind, replace(row, registers=wild))
+        tuning.tuning.cache_clear()
+        assert tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes() == expected, numbers
+    monkeypatch.undo()
+    tuning.tuning.cache_clear()
+    for shape in SHAPES:
+        monkeypatch.setattr(gather_plan, "SHAPES", (shape,))
+        monkeypatch.setattr(sums_plan, "SHAPES", (shape,))
+        found = find(p, TARGETS["tiles"], 2)
+        assert (found.plan.registers.down, found.plan.registers.across) == shape
+        assert tensors.compute(found).tobytes() == expected, shape
 
 
 SPOILT = [
