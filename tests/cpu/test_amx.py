@@ -34,6 +34,7 @@ from convgrad.cpu.plan.tuning import RegisterTuning
 from convgrad.cpu.target import Target, Tiles
 from convgrad.errors import UnsupportedError
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .golden import normalised
 from .machines import INTEL, MACHINES, SAPPHIRE_RAPIDS
@@ -193,18 +194,18 @@ def made(text: str, machine: Target, threads: int = 2) -> TileGather | TileSums:
 
 
 @runs
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", slow_but(HERE[1:], HERE))
 def test_sizes_with_a_reason(name: str) -> None:
     """Every tensor between unmapped pages, the workspace full of NaNs, buffers apart: equal to the reference."""
     for text in TILED.values():
         assert made(text, TARGETS[name]).tasks
-        assert not check(Problem.parse(text), TARGETS[name], (1, 2, 3), 1, gaps=True)
+        assert not check(Problem.parse(text), TARGETS[name], (1, 3), 1, gaps=True)
 
 
 @runs
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", slow_but(HERE[:1], HERE))
 def test_random_problems(name: str) -> None:
-    for seed in range(60):
+    for seed in range(40):
         p = draw_tiled(seed)
         declined = check(p, TARGETS[name], (1, 3), seed, gaps=seed % 2 == 0)
         assert not declined, f"{p}: {declined}"

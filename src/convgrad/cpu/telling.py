@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from .amx.records import TileGather, TileSums
+from .amx.tiles import Block
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
 from .pack.weights import PackWeights
@@ -139,19 +140,15 @@ TELL: Mapping[str, Callable[[Any, Names], Telling]] = {
 """By loop nest, as the registry names it. A new nest has a function here, and words below for its fields."""
 
 WORDS = {
-    "Axis.boxes": "boxes along the axis",
-    "Block.across": "tiles side by side",
-    "Block.down": "tiles below each other",
-    "Block.pairs": "pairs of factors that a step multiplies",
-    "Block.rows": "rows of a tile",
     "Box.axes": "what positions read, along each axis",
     "Box.channels": "channels of x and of y that there is room for",
     "Box.entries": "where each tap begins in x",
     "Box.flat": "positions of the axes from this one on are one long row",
     "Box.x_pack": "how x is packed",
     "Box.x_pitch": "elements between channels of x",
-    "Box.y_pack": "how y is packed",
+    "Box.y_pack": "how y is packed, if it is",
     "Box.y_pitch": "pairs between pairs of positions of y",
+    "Box.y_steps": "elements between positions of y before they are paired, along each axis",
     "Code.emulated": "plain code does what tile instructions do",
     "Code.rounds_bf16": "the machine rounds to bf16",
     "Parts.blocks": "blocks of channels in a task",
@@ -172,6 +169,9 @@ WORDS = {
     "SumParts.rounds_first": "sums are rounded before they are transposed",
     "SumParts.rows": "channels of x in a part",
     "SumParts.taps_inside": "taps are contiguous in the sums",
+    "TileGather.layer": "the problem as a gather",
+    "TileGather.sums": "how the sum over channels is taken",
+    "TileGather.tile": "what the columns of tiles hold",
     "TileSums.weights": "where each tap lies in the weights",
     "Boxes.box": "pixels that are packed and summed at a time, along each axis",
     "Boxes.sizes": "pixels of y, along each axis",
@@ -345,6 +345,8 @@ def _short(value: Any) -> str:
         return str(value.value)
     if isinstance(value, Target):
         return f"{value.name}, vectors of {value.width} bytes"
+    if isinstance(value, Block):
+        return f"{value.down} x {value.across} tiles of {value.rows} rows, {value.pairs} pairs in a step"
     if isinstance(value, PackWeights):
         return str(value.packer.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
