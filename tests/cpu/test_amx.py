@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from convgrad.cpu import caches, kernel, target
-from convgrad.cpu.amx import gather_plan, permission, records, sums_plan
+from convgrad.cpu.amx import gather_plan, permission, records, sums_kernel, sums_plan
 from convgrad.cpu.amx.emulation import FILE, Emulation
 from convgrad.cpu.amx.gather_plan import SHAPES, pairs_of_step
 from convgrad.cpu.amx.records import TileGather, TileSums
@@ -298,6 +298,15 @@ SPOILT = [
     "x bf16 n2 g1 cx17 cy19 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "y bf16 n2 g1 cx19 cy17 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
 ]
+
+
+@runs
+def test_finite_sums_need_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tiles read beyond the positions of a box are zeros or data, not what memory happens to hold."""
+    monkeypatch.setattr(sums_kernel, "_repair", lambda *_: None)
+    for title, text in TILED.items():
+        if text.startswith("w bf16"):
+            assert not check(Problem.parse(text), TARGETS["tiles"], (2,), 3), title
 
 
 @runs
