@@ -49,11 +49,14 @@ docs: $(VENV)/.installed
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# On a terminal a dot for each second says that it goes on.
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "convgrad needs Python 3.10 or newer; say which one: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "making $(VENV), the folder for everything that is installed (some seconds, once)"
-	@$(PYTHON) -m venv $(VENV)
+	@if [ -t 1 ]; then \
+	  (while sleep 1 && kill -0 $$$$ 2> /dev/null; do printf .; done) & trap "kill $$!; echo" EXIT; \
+	fi; $(PYTHON) -m venv $(VENV)
 
 # Installed again when the dependencies may have changed. The tests' installation serves for everything else too.
 PIP := $(PY) -m pip install --disable-pip-version-check --progress-bar on

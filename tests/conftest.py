@@ -37,6 +37,15 @@ def _few_objects():
     gc.freeze()
 
 
+@pytest.fixture
+def measured_briefly(monkeypatch):
+    """What a machine can do at most is measured, but not for as long as numbers that one would show need."""
+    from convgrad.bench import timing
+
+    measure = timing.measure_machine
+    monkeypatch.setattr(timing, "measure_machine", lambda threads, seconds=2.0: measure(threads, seconds / 20))
+
+
 # Only tests that need PyTorch wait for it, so `problems` is imported below.
 
 

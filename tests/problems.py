@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -135,6 +135,13 @@ def replay(seed: int) -> Case:
     return _Draw(seed).case()
 
 
+def is_about(seed: int, kinds: Collection[str], dtype: str, library: str) -> bool:
+    """Whether the case of a seed is, told without making it."""
+    draw = _Draw(seed)
+    draw.begin()
+    return draw.kind in kinds and (draw.dtype, draw.library) == (dtype, library)
+
+
 class _Draw:
     """The making of one case. The geometry is in the words of y = conv(x, w)."""
 
@@ -153,13 +160,17 @@ class _Draw:
         """A number from low to high, both included."""
         return int(self.rng.integers(low, high + 1))
 
-    def case(self) -> Case:
+    def begin(self) -> None:
+        """What is computed, of which type, in which library."""
         self.kind = self.pick(list(KINDS))
         self.base, self.wanted = KINDS[self.kind]
         self.transposed = self.base == "ConvTranspose"
         self.older = "Backprop" in self.kind
         self.dtype = self.pick(["f32", "f32", "bf16", "f16", "f64"])
         self.library = "torch" if self.chance(0.25) else "numpy"
+
+    def case(self) -> Case:
+        self.begin()
         self.geometry()
         values = self.values()
         expected = self.judge(values)

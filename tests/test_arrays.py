@@ -119,6 +119,11 @@ def test_other_tensors_are_refused(tensor, rule):
     assert (caught.value.rule, caught.value.argument) == (rule, "src")
 
 
+def nested():
+    """PyTorch loads much for these, which tests that only lie beside this one need not wait for."""
+    return torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("value", "part"),
     [
@@ -127,16 +132,30 @@ def test_other_tensors_are_refused(tensor, rule):
         (np.ma.masked_array(np.zeros((2, 3, 5), np.float32)), "mask would be lost; give its .filled(0), or its .data"),
         (True, "got an object of type bool$"),
         (torch.nn.Conv1d(3, 4, 3), "got an object of type Conv1d$"),
-        (torch.nested.nested_tensor([torch.ones(1)], layout=torch.jagged), "got a nested tensor; make a plain one"),
+        (nested, "got a nested tensor; make a plain one"),
         (np.zeros((2, 3, 5), np.int64), "f64, got int64; convert it to one of them"),
     ],
     ids=lambda v: "" if isinstance(v, str) else type(v).__name__,
 )
 def test_what_to_do_with_other_objects_is_told(value, part):
+    if value is nested:
+        value = nested()
     with pytest.raises(SpecError) as caught:
         convgrad.convolution(value, torch.zeros(4, 3, 3), **CALL)
     text = str(caught.value)
     assert text.endswith(part[:-1]) if part.endswith("$") else part in text
+
+
+def test_a_layer_in_place_of_its_weights_is_answered_with_them():
+    x, layer = torch.zeros(2, 3, 5), torch.nn.Conv1d(3, 4, 3)
+    for call in (
+        lambda weights: convgrad.convolution(x, weights, **CALL),
+        lambda weights: convgrad.compat.convolution_backprop_data(x, weights, x.shape, **CALL),
+    ):
+        with pytest.raises(SpecError, match=r"got an object of type Conv1d; pass its \.weight(;|$)"):
+            call(layer)
+        with pytest.raises(SpecError, match=r"got an object of type ReLU(;|$)"):
+            call(torch.nn.ReLU())
 
 
 def test_a_masked_array_is_no_place_for_results():

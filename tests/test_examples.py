@@ -8,6 +8,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import runpy
@@ -66,6 +67,7 @@ def test_there_are_commands():
 QUICK = [line for line in COMMANDS if not line.startswith("convgrad bench")]
 
 
+@pytest.mark.usefixtures("measured_briefly")
 @pytest.mark.parametrize("line", slow_but(QUICK, COMMANDS))
 def test_commands(line, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -94,6 +96,83 @@ def test_gradients_in_other_libraries(name, library, capsys):
     pytest.importorskip(library)
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     assert "equal" in capsys.readouterr().out
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """The program that trains networks both ways; it sets the number of threads, which is put back."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    before = torch.get_num_threads(), convgrad.get_num_threads()
+    yield importlib.import_module("train")
+    torch.set_num_threads(before[0])
+    convgrad.set_num_threads(before[1])
+
+
+def test_training(train, tmp_path, capsys):
+    """Gradients of ours train as PyTorch's do, and what was measured is in a table, a file and a picture."""
+    pytest.importorskip("matplotlib")
+    numbers, picture = tmp_path / "train.json", tmp_path / "train.png"
+    words = ["--quick", "--models", "audio", "--report", "--policy", "all", "--json", str(numbers)]
+    assert train.main([*words, "--png", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    (row,) = json.loads(numbers.read_text(encoding="utf-8"))["rows"]
+    assert (row["model"], row["format"], row["wrong"]) == ("audio", "contiguous", [])  # 1D has no channels last
+    assert row["ms"].keys() == {"stock", "convgrad"}
+    assert f"{row['ms']['convgrad']:.1f}" in shown
+    assert len(row["layers"]) > 5
+    assert " yes" in shown
+    assert " NO" not in shown
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("dtype", slow_but(["f32"], ["f32", "bf16"]))
+def test_training_shows_no_times_of_wrong_gradients(train, dtype, monkeypatch, tmp_path, capsys):
+    """A tap of every kernel is not learnt."""
+    from convgrad.torch import plans
+
+    right = plans.Step.run
+
+    def wrong(step, x, w, y, bias=None):
+        right(step, x, w, y, bias)
+        if step.problem.wanted == "w":
+            w[..., -1] = 0
+
+    monkeypatch.setattr(plans.Step, "run", wrong)
+    numbers = tmp_path / "train.json"
+    words = ["--quick", "--models", "audio", "--dtype", dtype, "--policy", "all", "--json", str(numbers)]
+    assert train.main(words) == 1
+    (row,) = json.loads(numbers.read_text(encoding="utf-8"))["rows"]
+    assert not row["ms"]
+    assert row["ratio"] is None
+    assert re.search(r"gradients are wrong, such as \d\S*weight: ", row["wrong"][-1])
+    shown = capsys.readouterr().out
+    assert " NO" in shown
+    assert " yes" not in shown
+
+
+def test_every_network_trains(train):
+    """Each of them, in both formats: every parameter has a gradient, of float64's size and of its own format."""
+    given = train.options(["--quick"])
+    assert {case[0].name for case in train.cases(given)} == {model.name for model in train.MODELS}
+    for model, dtype, layout in train.cases(given):
+        training = train.Training(model, dtype, layout, given)
+        curve = training.curve(2)
+        exact = train.Training(model, "f64", layout, given).curve(2)
+        assert curve.gradients.keys() == dict(training.net.named_parameters()).keys()
+        assert not train.faults(exact, [curve], curve, dtype)
+        assert train.distance(curve, exact) < 1e-4
+
+
+@pytest.mark.parametrize("off", [1e-3, float("nan")])
+def test_training_notices_other_losses(train, off):
+    """Both as far from float64's as rounding takes them is right."""
+    torch = pytest.importorskip("torch")
+    gradients = {"weight": torch.ones(3)}
+    exact, stock, ours, wrong = (train.Curve([2.0, 1.0 + d], gradients) for d in (0, 1e-5, -2e-5, off))
+    assert not train.faults(exact, [stock], ours, "f32")
+    (text,) = train.faults(exact, [stock], wrong, "f32")
+    assert text.startswith("the losses are ")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -155,6 +234,8 @@ def test_python_in_docstrings(name, capsys):
     exec(compile(BLOCKS[name], name, "exec"), {"convgrad": convgrad, **vars(module), **NAMES[name]})
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [m for m in MODULES if ">>> " in inspect.getsource(m)], ids=lambda m: m.__name__)
 def test_doctests(module):
-    assert doctest.testmod(module).failed == 0
+    found = doctest.testmod(module)
+    assert found.attempted > 0
+    assert found.failed == 0

@@ -20,7 +20,7 @@ FILES = {path.relative_to(SOURCE).as_posix(): path for path in sorted(SOURCE.rgl
 LAYERS = {
     "errors": 0,
     "dtypes": 0,
-    "memory": 0,
+    "memory": 1,
     "host_team": 0,
     "spec": 1,
     "bias": 2,

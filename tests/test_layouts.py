@@ -235,6 +235,41 @@ def test_words_of_other_libraries_are_answered_with_ours(function, attributes, p
     assert caught.value.argument == next(iter(attributes))
 
 
+DEPTHWISE = "they look like TensorFlow's depthwise weights: pass "
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_depthwise_weights_of_tensorflow(each):
+    """Its definition: y[..., c * each + q] = sum of x[..., c] * w[..., c, q]. What the errors say gives that."""
+    rng = np.random.default_rng(each)
+    src, weights = rng.integers(-3, 4, (2, 5, 4, 3)), rng.integers(-3, 4, (2, 2, 3, each))
+    wanted = np.zeros((2, 4, 3, 3 * each), np.float32)
+    for row, column, c, q in np.ndindex(*weights.shape):
+        wanted[..., c * each + q] += src[:, row : row + 4, column : column + 3, c] * weights[row, column, c, q]
+    call = dict(strides=1, pads_begin=0, pads_end=0, dilations=1)
+    x, w = src.astype(np.float32), weights.astype(np.float32)
+    merged = (2, 2, 1, 3 * each)
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution(x, w, groups=3, **call)
+    assert str(caught.value).endswith(f"; {DEPTHWISE}them reshaped to {merged}")
+    np.testing.assert_array_equal(convgrad.convolution(x, w.reshape(merged), groups=3, **call), wanted)
+    for groups, more in ((1, ", and groups=3"), (3, "")) if each > 1 else ((3, ""),):
+        with pytest.raises(SpecError) as caught:
+            convgrad.convolution_backward_data(wanted, w, x.shape, groups=groups, **call)
+        assert str(caught.value).endswith(f"; {DEPTHWISE}them reshaped to {merged}{more}")
+    with pytest.raises(SpecError) as caught:
+        convgrad.convolution_backward_weights(x, wanted, w.shape, groups=3, **call)
+    assert str(caught.value).endswith(f"; {DEPTHWISE}weights_shape={merged} and reshape the result")
+
+
+def test_other_weights_are_not_taken_for_tensorflows():
+    call = dict(CALL, groups=3)
+    for shape, formats in (((3, 3, 4, 2), {}), ((6, 3, 3, 3), dict(weights_format="OIX")), ((3, 3, 3, 2, 1), {})):
+        with pytest.raises(SpecError) as caught:
+            convgrad.convolution(_ones(1, 5, 5, 3), _ones(*shape), **call, **formats)
+        assert "TensorFlow" not in str(caught.value)
+
+
 def test_formats_of_the_same_letters_are_not_taken_for_each_other():
     with pytest.raises(SpecError) as caught:
         convgrad.convolution(_ones(1, 4, 4, 1), _ones(3, 3, 1, 1), weights_format="IOX", **CALL)

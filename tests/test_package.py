@@ -121,11 +121,13 @@ def test_it_says_what_it_is(metadata):
 def test_the_wheel_works_on_its_own(dist, tmp_path):
     home, away = tmp_path / "home", tmp_path / "away"
     away.mkdir()
-    venv.create(home, with_pip=True)
+    venv.create(home)
     names = ("Scripts/python.exe", "Scripts/convgrad.exe") if os.name == "nt" else ("bin/python", "bin/convgrad")
     python, command = (home / name for name in names)
     settings = {"CONVGRAD_CACHE_DIR": str(tmp_path / "cache")}
-    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", dist / WHEEL, cwd=away)
+    # A pip that is there already is quicker than a second one.
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-index", "--no-deps", dist / WHEEL, cwd=away)
     # No network: the dependencies are those of this process. Paths named in a .pth file come after what is installed.
     (site,) = home.rglob("site-packages")
     places = {str(Path(module.__file__).parents[1]) for module in DEPENDENCIES}

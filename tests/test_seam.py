@@ -9,9 +9,10 @@ from math import prod
 
 import numpy as np
 import pytest
+import torch
 
 import convgrad
-from convgrad import SpecError, UnsupportedError, calls, engine, libraries, reference
+from convgrad import SpecError, UnsupportedError, calls, engine, host, libraries, numpy_backend, reference
 from convgrad.backend import Device, Refusal, Tensor
 from convgrad.dtypes import DTYPES, name_of
 from convgrad.spec import Problem
@@ -227,6 +228,89 @@ def test_tensors_on_different_devices(card):
             convgrad.convolution(x, w, **CALL, out=Sheet.of(card, np.zeros((2, 5, 6, 4), np.float32)))
     with pytest.raises(SpecError, match="must lie in CPU memory, got a tensor on card 1"):
         convgrad.bias_backward(Sheet.of(card, x))
+
+
+class OnCard(torch.Tensor):
+    """A tensor that says it is on a CUDA device, of which this machine may have none. Its memory is the host's."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    index = 1
+    is_cpu = False
+    device = property(lambda self: torch.device("cuda", self.index))
+
+    def get_device(self):
+        return self.index
+
+    @classmethod
+    def of(cls, array, index=1):
+        tensor = torch.from_numpy(array).as_subclass(cls)
+        tensor.index = index
+        return tensor
+
+
+class CudaBackend:
+    """A back end of CUDA devices, as far as the seam can tell."""
+
+    name, device = "made up", "cuda"
+
+    def __init__(self):
+        self.seen = []
+
+    def setting(self):
+        return None
+
+    def load(self, problem, device):
+        found = numpy_backend.load(problem, device)
+
+        def execute(x, w, y, bias, context=0):
+            self.seen.append((device, context))
+            found(x, w, y, bias)
+
+        return execute
+
+    def empty(self, shape, dtype, strides, like):
+        tensor = like.new_empty(shape)
+        return tensor, tensor.data_ptr()
+
+    duplicate, copy = host.duplicate, host.copy
+
+
+def test_tensors_of_pytorch_on_a_cuda_device(monkeypatch):
+    monkeypatch.setattr(engine, "BACKENDS", list(engine.BACKENDS))
+    monkeypatch.setattr(calls, "KNOWN", {})
+    x, w = pair()
+    expected = convgrad.convolution(x, w, **CALL)
+    a, b = OnCard.of(x), OnCard.of(w)
+    where = r"no back end takes this problem: cpu: computes on cpu, not on cuda 1; .*; move the tensors there$"
+    with pytest.raises(UnsupportedError, match=where):
+        convgrad.convolution(a, b, **CALL)
+    backend = CudaBackend()
+    engine.register(backend)
+    streams = {0: 1 << 40, 1: 1 << 41}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
+    for _ in range(2):
+        assert np.array_equal(convgrad.convolution(a, b, **CALL).numpy(), expected)
+    out = torch.full(expected.shape, torch.nan).as_subclass(OnCard)
+    assert convgrad.convolution(a, b, out=out, **CALL) is out
+    assert np.array_equal(out.numpy(), expected)
+    assert backend.seen == [(Device("cuda", 1), streams[1])] * 3
+    with pytest.raises(SpecError, match="weights must be where src is, on cuda 1, got a tensor on cuda 0"):
+        convgrad.convolution(a, OnCard.of(w, 0), **CALL)
+    with pytest.raises(SpecError, match="got a tensor on cpu 0"):
+        convgrad.convolution(a, torch.from_numpy(w), **CALL)
+    library = libraries.find(a)
+    keys = [library.look(tensor)[0] for tensor in (a, OnCard.of(x, 1), OnCard.of(x, 0), torch.from_numpy(x))]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3, "two devices of a kind have keys of their own"
+
+
+def test_what_is_opened_of_a_cuda_tensor():
+    array = np.zeros((4, 6), np.int16)
+    for dtype, named in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.int16, "int16")):
+        tensor = torch.from_numpy(array)[:, ::2].view(dtype).as_subclass(OnCard)
+        opened = libraries.open_tensor(tensor, "src")
+        assert opened.address == array.ctypes.data
+        assert opened[2:] == ((4, 3), (12, 4), named, Device("cuda", 1), "", False)
 
 
 def test_one_that_was_asked_for_by_name():

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Sequence
 
-from .errors import LayoutWarning
 from .spec.bind import Binding
 from .spec.dialects import Meaning
 
@@ -45,14 +41,3 @@ def advice(meaning: Meaning, binding: Binding, others: Sequence[Binding]) -> str
     else:
         text += f"The shapes suggest that this is meant. Pass weights_format={layout.weights!r} to say so."
     return f"{meaning.name}: {meaning.tell(text)}"
-
-
-def warn(text: str) -> None:
-    """Warn at the line that called convgrad."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, LayoutWarning, stacklevel=level)
-
-
-_HERE = os.path.dirname(__file__) + os.sep

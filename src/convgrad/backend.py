@@ -1,8 +1,8 @@
 """What passes between a call and what computes it, and what a back end and an array library must offer.
 
 A new back end is a module with the members of `Backend`, and `engine.register` or a row in `engine`; a new array
-library is one with the members of `Library`, and `libraries.register` or a row there. Two places know one by name:
-`explanation` the CPU's back end, whose plans it tells; and `libraries.open_shape` JAX, for sizes without a value yet.
+library is one with the members of `Library`, and `libraries.register` or a row there. One place knows one by name:
+`explanation` the CPU's back end, whose plans it tells.
 """
 
 from __future__ import annotations
@@ -47,18 +47,28 @@ class Tensor(NamedTuple):
         return DTYPES[self.dtype].size
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """The first address of the tensor, and the first one behind it."""
+    def bounds(self) -> Bounds:
+        """Where the tensor begins and ends."""
         if 0 in self.shape:
             return self.address, self.address
         spans = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
         back = sum([span for span in spans if span < 0])
         return self.address + back, self.address + sum(spans) - back + self.item
 
-    def may_overlap(self, others: Iterable[Tensor]) -> bool:
-        """Whether the tensor may have a byte in common with one of some others, judged by their bounds."""
-        low, high = self.bounds
-        return any(low < end and begin < high for begin, end in [other.bounds for other in others])
+
+Bounds = tuple[int, int]
+"""The first address of a tensor, and the first one behind it."""
+
+
+def may_overlap(bounds: Bounds, others: Iterable[Bounds]) -> bool:
+    """Whether a tensor may have a byte in common with one of some others."""
+    low, high = bounds
+    for begin, end in others:
+        if low < end and begin < high:
+            break
+    else:
+        return False
+    return True
 
 
 class Refusal(NamedTuple):
@@ -70,6 +80,22 @@ class Refusal(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.backend}: {self.reason}"
+
+
+class Estimate(NamedTuple):
+    """What a problem is expected to take, to choose between back ends and between algorithms."""
+
+    seconds: float
+    bytes: int  # of workspace
+    error: float = 1.0  # the largest error of a result, if the bound for direct sums is 1
+
+
+class Plan(Protocol):
+    """How a problem would be computed. Beyond this, plans are the back end's own affair; their `str` tells them."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What the problem is expected to take; None if nobody knows."""
 
 
 class Executable(Protocol):
@@ -100,13 +126,14 @@ class Backend(Protocol):
     def load(self, problem: Problem, device: Device) -> Executable | Refusal:
         """A problem ready to be computed. A warm start finds it without a plan."""
 
-    def plan(self, problem: Problem, device: Device) -> Any | Refusal:
+    def plan(self, problem: Problem, device: Device) -> Plan | Refusal | None:
         """How a problem would be computed, for `explain`; None if there is nothing to plan."""
 
     def empty(self, shape: Ints, dtype: str, strides: Ints | None, like: Any) -> tuple[Any, int]:
         """Memory of a new tensor, its values not set, and its address; `Library.wrap` makes a tensor of it.
 
-        Strides are in bytes, without gaps; None is the order of the shape. `like` is the caller's first tensor.
+        Strides are in bytes, without gaps; None is the order of the shape. `like` is the caller's first tensor: on a
+        device whose memory its library keeps, the new one is made by way of it.
         """
 
     def duplicate(self, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""A call, from the caller's values to the result: known again by its key, or opened, bound and given to a back end.
+"""A call, from the caller's values to the result.
 
-Functions, graphs and the command share `run`, which is also where a result may share memory with the inputs.
+A call that comes again is known by its key (`known`). Any other is opened, bound and given to a back end (`compute`).
+Graphs and the command, whose problems are bound already, begin with `run`: there a result may share memory with inputs.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import bias, engine, host, libraries
-from .advice import advice, is_doubtful, warn
-from .backend import Library, Tensor
+from .advice import advice, is_doubtful
+from .backend import Bounds, Library, Tensor, may_overlap
 from .dtypes import DTYPES
 from .engine import Choice
-from .errors import SpecError
+from .errors import LayoutWarning, SpecError, warn
 from .libraries import KEYED, on_host, open_shape, open_tensor
 from .spec import Problem, bind
 from .spec.bind import layouts_that_fit
@@ -40,13 +41,14 @@ class Call(NamedTuple):
     dtype: str
     strides: Ints | None  # of a new result, in bytes; None for the order of its shape
     order: Ints  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
-    extents: tuple[tuple[int, int], ...]  # for each input, and `out` if there is one: its bytes, from its address on
+    extents: tuple[Bounds, ...]  # of each input, if its address were 0
+    out_extent: Bounds  # the same of `out`
     advice: str  # what to warn of
 
     def again(self, places: list[int], first: Any, out: Any = None) -> Any:
         """The result for values at other addresses, in the library of the first input, or written to `out`.
 
-        None if `out` may share memory with an input: that takes a copy.
+        None if `out` may share memory with an input: that takes a copy, see `run`.
         """
         library = KEYED.get(type(first)) or _library(first)
         _, (backend, execute, _), shape, dtype, strides, order, *_ = self
@@ -54,12 +56,10 @@ class Call(NamedTuple):
             memory, at = backend.empty(shape, dtype, strides, first)
             places += (0, at)
         else:
-            at = places[-1]
-            low, high = self.extents[-1]
-            low, high = at + low, at + high
-            for place, (begin, end) in zip(places, self.extents[:-1], strict=False):
-                if low < place + end and place + begin < high:
-                    return None
+            at, (low, high) = places[-1], self.out_extent
+            others = [(place + begin, place + end) for place, (begin, end) in zip(places, self.extents, strict=False)]
+            if may_overlap((at + low, at + high), others):
+                return None
         x, w, y, bias = order
         execute(places[x], places[w], places[y], places[bias], library.context(first))
         if out is None:
@@ -70,6 +70,23 @@ class Call(NamedTuple):
 
 KNOWN: dict[Any, Call] = {}
 """Calls by their keys."""
+
+
+def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The key of a call, if it has one, and its result if the key is known; None for what there is not.
+
+    What the arguments are says `look`.
+    """
+    seen = look(name, tensors, inputs, attributes) if len(inputs) <= len(tensors) else None
+    if seen is None:
+        return None, None
+    key, places = seen
+    call = KNOWN.get(key)
+    if call is None:
+        return key, None
+    if call.advice:
+        warn(call.advice, LayoutWarning)
+    return key, call.again(places, inputs[0], attributes.get("out"))
 
 
 def look(
@@ -141,7 +158,7 @@ def _compute(
     out_tensor = None if out is None else open_tensor(out, "out")
     if op.kind in BIAS_OPS:
         return _add_or_sum(op, inputs[0], tensors, out_tensor, out, attributes)
-    place = out_tensor if out_tensor is None or whole_strides(out_tensor) else host.whole_strided(out_tensor)
+    place = None if out_tensor is None else _whole_strided(out_tensor, "out")
     opened = [*tensors.values(), *([] if place is None else [place])]
     if key is None or any(tensor.copied for tensor in opened):
         key = _key_of_opened(meaning, tensors, shape, place, attributes)
@@ -157,14 +174,12 @@ def _compute(
     elif out_tensor is not None:
         check_writable(out_tensor.locked)
     if advise and call.advice:
-        warn(call.advice)
+        warn(call.advice, LayoutWarning)
     places = [tensors[arg.role].address if arg.role in tensors else 0 for arg in op.inputs]
     if out_tensor is None or place is None:
         return call.again(places, inputs[0])
-    if place is out_tensor and (result := call.again([*places, 0, place.address], inputs[0], out)) is not None:
-        return result
     run(call.problem, call.choice, tensors, place, _library(inputs[0]).context(inputs[0]))
-    if place is not out_tensor:
+    if place is not out_tensor:  # a copy by `_whole_strided`, on the host
         host.copy(place, out_tensor)
     _library(out).written(out)
     return out
@@ -172,7 +187,8 @@ def _compute(
 
 def run(problem: Problem, choice: Choice, tensors: Mapping[str, Tensor], out: Tensor, context: int = 0) -> None:
     """Compute the wanted tensor into `out`, which may share memory with the inputs: then by way of a copy."""
-    place = choice.backend.duplicate(out) if out.may_overlap(tensors.values()) else out
+    shared = may_overlap(out.bounds, [tensor.bounds for tensor in tensors.values()])
+    place = choice.backend.duplicate(out) if shared else out
     choice.execute(*addresses(problem, tensors, place), context)
     if place is not out:
         choice.backend.copy(place, out)
@@ -215,8 +231,7 @@ def _open(
         if arg.role == "shape":
             shape = open_shape(value, arg.name)
         else:
-            tensor = open_tensor(value, arg.name)
-            tensors[arg.role] = tensor if whole_strides(tensor) else host.whole_strided(tensor)
+            tensors[arg.role] = _whole_strided(open_tensor(value, arg.name), arg.name)
     if count < op.required_inputs or len(inputs) > len(op.inputs):
         check_names(op, meaning.attributes(attributes))
         if count >= op.required_inputs:
@@ -225,6 +240,11 @@ def _open(
         missing = ", ".join(arg.name for arg, value in asked if arg.required and value is None)
         raise other_inputs(op, count, f"missing: {missing}")
     return tensors, shape
+
+
+def _whole_strided(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, or a copy if its strides are not whole elements, as those of NumPy's structured arrays may be."""
+    return tensor if whole_strides(tensor) else host.tensor(np.array(on_host(tensor, name)), copied=True)
 
 
 def _bind(
@@ -248,8 +268,8 @@ def _bind(
     problem = binding.problem
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
-    in_order = [tensors.get(arg.role) for arg in op.inputs] + ([] if out is None else [out])
-    extents = tuple((0, 0) if t is None else (t.bounds[0] - t.address, t.bounds[1] - t.address) for t in in_order)
+    in_order = [tensors.get(arg.role) for arg in op.inputs] + [out]
+    *extents, out_extent = ((0, 0) if t is None else t._replace(address=0).bounds for t in in_order)
     item = DTYPES[problem.out_dtype].size
     plain = binding.strides == dense_strides(binding.shape)
     strides = None if plain else tuple(s * item for s in binding.strides)
@@ -259,7 +279,7 @@ def _bind(
         told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
     named = {arg.name: tensors[arg.role] for arg in op.inputs if arg.role in tensors} | ({"out": out} if out else {})
     choice = engine.choose(problem, one_device(named))
-    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, extents, told)
+    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, tuple(extents), out_extent, told)
 
 
 def _add_or_sum(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import numpy_backend
-from .backend import HOST, Backend, Device, Executable, Refusal
+from .backend import HOST, Backend, Device, Executable, Plan, Refusal
 from .cpu import backend as cpu
 from .errors import UnsupportedError
 from .spec import Problem
@@ -27,7 +27,7 @@ class Planned(NamedTuple):
     """How a problem would be computed: the back end, its plan, and why those before it do not take it."""
 
     backend: Backend
-    plan: Any
+    plan: Plan | None
     refusals: tuple[Refusal, ...]
 
 
@@ -71,4 +71,5 @@ def _on(device: Device) -> list[Backend]:
 def _refused(refusals: list[Refusal], device: Device) -> UnsupportedError:
     """The error with every back end's reason."""
     others = [Refusal(b.name, f"computes on {b.device}, not on {device}") for b in BACKENDS if b.device != device.kind]
-    return UnsupportedError(f"no back end takes this problem: {'; '.join(map(str, [*refusals, *others]))}")
+    hint = "" if refusals else "; move the tensors there"
+    return UnsupportedError(f"no back end takes this problem: {'; '.join(map(str, [*refusals, *others]))}{hint}")

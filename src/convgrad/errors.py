@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+
 
 class ConvgradError(Exception):
     """The root of every exception that convgrad raises on purpose.
@@ -67,3 +71,14 @@ class CompileError(ConvgradError):
 
 class LayoutWarning(UserWarning):
     """A function was told the order of the data axes but not that of the weights, and the two defaults do not match."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the line that called convgrad."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+_HERE = os.path.dirname(__file__) + os.sep

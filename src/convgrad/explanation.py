@@ -139,7 +139,7 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
         return [*lines, *_labelled([*rows, ("memory", data)], width)]
     from .cpu import telling
 
-    plan = planned.plan
+    plan: Any = planned.plan
     told = telling.tell(plan, case.names)
     target = cpu.machine()
     machine = f"CPU, {TARGETS.get(target.name, target.name)} ({target.cpu})"
@@ -149,7 +149,8 @@ def computation(case: Case, width: int, *, verbose: bool = False) -> list[str]:
     rows.append(("tile", told.tile + idle))
     rows.append(("tasks", told.tasks))
     rows.append(("memory", f"{data}{_bound(p, target.l2)}; {bytes_text(plan.workspace)} of workspace"))
-    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(plan.why)]
+    rows.append(("time", f"about {seconds_text(plan.estimate.seconds)} is expected of a machine of this kind"))
+    rows += [("notes" if i == 0 else "", f"- {reason}") for i, reason in enumerate(telling.reasons(plan, case.names))]
     lines += _labelled(rows, width)
     if verbose:
         lines += [*_labelled([("line", str(p))], width), *_details(telling.details(plan), width)]
@@ -204,7 +205,8 @@ def facts(case: Case) -> dict[str, Any]:
         return found | {"reason": why, "instead": instead}
     from .cpu import telling
 
-    plan, told = planned.plan, telling.tell(planned.plan, case.names)
+    plan: Any = planned.plan
+    told = telling.tell(plan, case.names)
     return found | {
         "threads": plan.threads,
         "nest": told.nest,
@@ -213,7 +215,8 @@ def facts(case: Case) -> dict[str, Any]:
         "lanes_in_use": round(told.lanes_used, 4),
         "tasks": plan.tasks,
         "workspace": plan.workspace,
-        "why": list(plan.why),
+        "expected_seconds": plan.estimate.seconds,
+        "why": list(telling.reasons(plan, case.names)),
         "plan": telling.values(plan),
     }
 
@@ -502,6 +505,14 @@ def count_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {name}"
     return f"{count:,}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time for people, of which two digits count."""
+    for name, unit in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= unit:
+            return f"{_round(seconds / unit)} {name}"
+    return f"{_round(seconds / 1e-6)} us"
 
 
 def bytes_text(count: int) -> str:

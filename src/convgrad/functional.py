@@ -11,7 +11,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from . import calls
-from .advice import warn
 from .errors import SpecError
 from .spec import Problem
 from .spec.check import other_inputs
@@ -72,14 +71,9 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
-            key, places = (len(args) <= len(tensors) and calls.look(kind, tensors, args, kwargs)) or (None, [])
-            call = calls.KNOWN.get(key)
-            if call is not None:
-                if call.advice:
-                    warn(call.advice)
-                result = call.again(places, args[0], kwargs.get("out"))
-                if result is not None:
-                    return result
+            key, result = calls.known(kind, tensors, args, kwargs)
+            if result is not None:
+                return result
             if len(args) > len(names):
                 raise meaning.retell(other_inputs(meaning.op, len(args), "attributes go by name"))
             inputs = [*args, *(kwargs.pop(name, None) for name in names[len(args) :])]

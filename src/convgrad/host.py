@@ -88,11 +88,6 @@ def duplicate(original: Tensor) -> Tensor:
     return tensor(array)
 
 
-def whole_strided(original: Tensor) -> Tensor:
-    """A copy whose strides are whole elements; the order of its axes in memory stays."""
-    return tensor(np.array(original.memory), copied=True)
-
-
 def copy(source: Tensor, target: Tensor) -> None:
     """Copy values between tensors of one shape."""
     target.memory[...] = source.memory

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from typing import Any
 
 import numpy as np
+
+from .errors import warn
 
 LINE = 64
 LARGE = 16 << 20  # smaller blocks are kept by the C library
@@ -50,7 +51,7 @@ def warn_of_setting(name: str, what: str) -> None:
     text = f"{name}={os.environ.get(name, '')} {what}"
     if text not in _said:
         _said.add(text)
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warn(text, UserWarning)
 
 
 def lend(size: int) -> tuple[Block, int, int]:

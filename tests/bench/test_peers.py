@@ -58,6 +58,7 @@ def call(kind, rank, layout, groups=1, dilation=1, dtype="f32", batch=2, cx=6, c
 
 
 @needs_torch
+@pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])

@@ -85,11 +85,17 @@ def test_the_text_of_a_problem(fixed):
         "  tasks   8 tasks, each a box of at most 3136 pixels",
         "  memory  7.8 MiB in the three tensors, 55 FLOP per byte: as a rule arithmetic",
         "          decides how long it takes; 2.7 MiB of workspace",
+        "  time    about 982 us is expected of a machine of this kind",
         "  notes   - results wait in a buffer: their channels are strided",
         "          - pixels at the border leave out the taps that meet only padding",
         "          - each thread packs all weights for itself",
         "          - the input of the next box is fetched while one is computed",
     ]
+
+
+def test_notes_have_the_names_of_the_operation(capsys, fixed):
+    line = "w f32 n2 g1 cx48 cy16 x50x50 w1x1 y50x50 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"
+    assert "- src is read in place" in flat(lines_of(capsys, line))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +118,8 @@ def test_every_kind_of_plan_is_told(kind, capsys, fixed):
     assert set(facts["plan"]) == {f.name for f in fields(plan)}
     assert (facts["threads"], facts["tasks"], facts["workspace"]) == (plan.threads, plan.tasks, plan.workspace)
     assert 0 < facts["lanes_in_use"] <= 1
-    assert all(f"- {reason}" in flat(lines) for reason in plan.why)
+    assert len(facts["why"]) == len(plan.why)
+    assert all(f"- {reason}" in flat(lines) for reason in facts["why"])
     told = lines_of(capsys, "--verbose", line)
     assert max(map(len, told)) <= 80
     names = [line.split()[0] for line in told if re.match(r"    [a-z]\S*  ", line)]

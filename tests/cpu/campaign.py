@@ -26,6 +26,16 @@ Item = int | str
 """A problem to check: the seed that it is drawn from, or its text."""
 
 
+def seed_of(text: str) -> int:
+    """A text stands for its own seed, always the same: machines, teams and gaps are chosen by it."""
+    return crc32(text.encode())
+
+
+def teams(seed: int) -> tuple[int, ...]:
+    """The numbers of threads that a problem is computed on."""
+    return TEAMS[seed % len(TEAMS)]
+
+
 def run(target: str, items: Sequence[Item]) -> tuple[list[str], list[str]]:
     """Check problems for one machine: those that the engine declined, and the failures, each with seed and problem."""
     failures: list[str] = []
@@ -80,12 +90,11 @@ def work(target: str, items: Sequence[Item]) -> None:
     for item in items:
         if failures == 10:
             break
-        # A text stands for its own seed, always the same: machines, teams and gaps are chosen by it.
-        p, seed = (Problem.parse(item), crc32(item.encode())) if isinstance(item, str) else (numbered(item), item)
+        p, seed = (Problem.parse(item), seed_of(item)) if isinstance(item, str) else (numbered(item), item)
         print(f"problem {seed} {target}: {p}", flush=True)
         try:
             machine = invented(seed) if target == INVENTED else machines[target]
-            reason = check(p, machine, TEAMS[seed % len(TEAMS)], seed, gaps=seed % 4 == 3)
+            reason = check(p, machine, teams(seed), seed, gaps=seed % 4 == 3)
         except Exception as error:
             failures += 1
             print(f"failed {seed} {target}: {p}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)

@@ -27,8 +27,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import cases  # noqa: E402
+from convgrad.backend import Refusal  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
-from convgrad.cpu.plan.records import Declined, Plan  # noqa: E402
+from convgrad.cpu.plan.records import Plan  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
 from cpu.machines import INTEL  # noqa: E402
 from cpu.machines import MACHINES as GENERAL  # noqa: E402
@@ -58,7 +59,7 @@ class Subject:
     def plan(self, machine: str, team: int) -> Plan:
         """The plan; of problems with a name as if they were large, so that all threads have work."""
         with nullcontext() if self.drawn else however_small():
-            return kernel.explain(self.problem, MACHINES[machine], team)
+            return kernel.make_plan(self.problem, MACHINES[machine], team)
 
 
 def named() -> dict[str, Subject]:
@@ -137,7 +138,7 @@ def result(subject: Subject, machine: str) -> str:
     last = ""
     for team in TEAMS:
         plan = subject.plan(machine, team)
-        if isinstance(plan, Declined):
+        if isinstance(plan, Refusal):
             entries.append(f"declined: {plan.reason}")
             continue
         text = kernel.write(plan)
@@ -268,7 +269,7 @@ def show(title: str, machine: str, team: int) -> str:
     if machine not in MACHINES:
         raise SystemExit(f"there is no machine {machine!r}; there are {', '.join(MACHINES)}")
     plan = known[title].plan(machine, team)
-    if isinstance(plan, Declined):
+    if isinstance(plan, Refusal):
         return f"declined: {plan.reason}"
     return f"; workspace {plan.workspace}, threads {plan.threads}\n{normalised(kernel.write(plan))}"
 

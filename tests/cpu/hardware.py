@@ -61,7 +61,7 @@ class Call:
         """The bytes of the result on so many threads."""
         with however_small():
             found = kernel.build(self.p, machine or self.machine, threads)
-        if isinstance(found, str) or not found.plan.nest.startswith("tile"):
+        if not isinstance(found, kernel.Kernel) or not found.plan.nest.startswith("tile"):
             raise AssertionError(f"{self.p} is not computed in tiles: {found}")
         return self.again(found)
 

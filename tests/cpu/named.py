@@ -119,9 +119,8 @@ NAMED = {
     "1x1, pixels in the lanes, added": "x f16 n2 g1 cx9 cy300 x191 w1 y191 s1 d1 p0 accumulate out:f32",
     "1x1, weights of all axes": "w f64 n3 g1 cx20 cy40 x5x7x3 w1x1x1 y5x7x3 s1x1x1 d1x1x1 p0x0x0 x@nxc y@nxc",
     "a row of y that meets nothing": "w f64 n1 g1 cx3 cy33 x1x12 w1x1 y2x12 s2x1 d2x1 p0x0 x@nxc w@xio y@nxc",
-    "channels of x contiguous in w": "w f32 n2 g1 cx32 cy32 x9x7 w3x3 y9x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@0,288,1,96,32",
-    "channels of x contiguous in w, paired": "w bf16 n2 g1 cx8 cy8 x9x8 w3x3 y9x8 s1x1 d1x1 p1x1 x@nxc y@nxc "
-    "w@0,72,1,24,8",
+    "cx contiguous in w": "w f32 n2 g1 cx32 cy32 x9x7 w3x3 y9x7 s1x1 d1x1 p1x1 x@nxc y@nxc w@0,288,1,96,32",
+    "cx contiguous in w, in pairs": "w bf16 n2 g1 cx8 cy8 x9x8 w3x3 y9x8 s1x1 d1x1 p1x1 x@nxc y@nxc w@0,72,1,24,8",
     "1x1, both sides in place": "w f32 n2 g1 cx48 cy16 x50x50 w1x1 y50x50 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio",
     "1x1, both sides in place, over a stride": "w f32 n2 g1 cx48 cy80 x9x9 w1x1 y5x5 s2x2 d1x1 p0x0 x@nxc y@nxc",
     "1x1, both sides in place, in groups": "w f64 n2 g3 cx20 cy32 x7x9 w1x1 y7x9 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio",

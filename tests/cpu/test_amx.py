@@ -225,16 +225,16 @@ def test_the_problems_take_every_path() -> None:
         "a run for each tap": any(len(a.runs) == 3 and a.in_stride == 1 for p in gathers for a in p.positions.axes),
         "phases": any(len(p.positions.phases) > 1 for p in gathers),
         "phases without taps": any(phase.count == 0 for p in gathers for phase in p.positions.phases),
-        "steps of fewer pairs": any(p.registers.pairs < 16 for p in gathers),
+        "steps of fewer pairs": any(p.tiles.pairs < 16 for p in gathers),
         "odd channels": any(p.sums.odd for p in gathers),
         "parts of the channels": any(p.parts.parts > 1 for p in gathers),
         "long rows of several axes": {p.positions.flat for p in gathers} >= {2, 3},
-        "rounded first": any(p.round_first for p in gathers),
+        "rounded first": any(p.staging.round_first for p in gathers),
         "slices": any(p.parts.slices > 1 for p in sums),
         "slices, taps inside": any(p.parts.slices > 1 and p.parts.taps_inside for p in sums),
         "slices, taps outside": any(p.parts.slices > 1 and not p.parts.taps_inside for p in sums),
         "parts of w": any(p.parts.row_parts > 1 and p.parts.column_parts > 1 for p in sums),
-        "rows of x packed as such": {p.box.x_pack.row_packed for p in sums} == {False, True},
+        "rows of x packed as such": {p.box.row_packed for p in sums} == {False, True},
         "y paired as it lies": {p.box.y_pack is None for p in sums} == {False, True},
         "no repair": any(not p.repairs for p in sums),
         "long rows of w": {p.box.flat for p in sums} >= {2, 3},
@@ -285,7 +285,7 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(gather_plan, "SHAPES", (shape,))
         monkeypatch.setattr(sums_plan, "SHAPES", (shape,))
         found = find(p, TARGETS["tiles"], 2)
-        assert (found.plan.registers.down, found.plan.registers.across) == shape
+        assert (found.plan.tiles.down, found.plan.tiles.across) == shape
         assert tensors.compute(found).tobytes() == expected, shape
 
 
@@ -322,7 +322,7 @@ def test_infinities_spoil_what_they_meet(text: str) -> None:
 
 
 def configured(plan: TileGather | TileSums) -> bytes:
-    return b"".join(word.to_bytes(8, "little") for word in plan.registers.configuration())
+    return b"".join(word.to_bytes(8, "little") for word in plan.tiles.configuration())
 
 
 @pytest.mark.parametrize("title", TILED)
@@ -456,7 +456,7 @@ def test_without_permission_others_compute(number: int, reason: str, monkeypatch
     monkeypatch.setattr(permission, "ask", lambda: number)
     permission.refusal.cache_clear()
     p = Problem.parse("y bf16 n2 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
-    plan = kernel.explain(p, HARDWARE, 2)
+    plan = kernel.make_plan(p, HARDWARE, 2)
     permission.refusal.cache_clear()
     assert plan.nest == "gather"
     assert any(why.startswith("without tile registers: ") and reason in why.lower() for why in plan.why)
@@ -469,10 +469,10 @@ def test_permission_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     permission.refusal.cache_clear()
     p = Problem.parse("y bf16 n2 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
     for _ in range(3):
-        assert kernel.explain(p, HARDWARE, 2).nest == "tiles"
+        assert kernel.make_plan(p, HARDWARE, 2).nest == "tiles"
     assert len(asked) == 1
-    kernel.explain(replace(p, dtype="f32", out_dtype="f32"), HARDWARE, 2)
-    kernel.explain(p, SAPPHIRE_RAPIDS, 2)
+    kernel.make_plan(replace(p, dtype="f32", out_dtype="f32"), HARDWARE, 2)
+    kernel.make_plan(p, SAPPHIRE_RAPIDS, 2)
     assert len(asked) == 1
     permission.refusal.cache_clear()
 
@@ -486,7 +486,7 @@ def test_this_system_answers() -> None:
 def test_plans_for_tiles_prefer_few_steps() -> None:
     """Tiles that are not full cost as much as full ones, so that shapes follow the sizes."""
     text = "y bf16 n8 g1 cx64 cy{} x32x32 w1x1 y32x32 s1x1 d1x1 p0x0 x@nxc y@nxc"
-    shapes = {cy: made(text.format(cy), HARDWARE, 1).registers for cy in (16, 32, 48, 64)}
+    shapes = {cy: made(text.format(cy), HARDWARE, 1).tiles for cy in (16, 32, 48, 64)}
     assert {cy: (block.down, block.across) for cy, block in shapes.items()} == {
         16: (2, 1), 32: (2, 2), 48: (1, 3), 64: (2, 2)
     }  # fmt: skip

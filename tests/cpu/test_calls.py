@@ -313,7 +313,7 @@ def test_not_finite_with_few_channels(value: float, dtype: Any) -> None:
     """Results beside one that meets an infinity are as defined: zeros that fill up lanes do not count."""
     x, w = integers(1, 2, 20, 24, 6, dtype=dtype), integers(2, 3, 3, 6, 2, dtype=dtype)
     problem = Problem.parse("y f32 n2 g1 cx6 cy2 x20x24 w3x3 y20x24 s1x1 d1x1 p1x1 x@nxc w@xio y@nxc")
-    plan = kernel.explain(problem, target.current(), 2)
+    plan = kernel.make_plan(problem, target.current(), 2)
     assert isinstance(plan, Gather)
     assert plan.tile.fold is not None
     spoilt = x.copy()

@@ -118,8 +118,8 @@ def test_a_workspace_that_shrinks_is_a_difference(monkeypatch: pytest.MonkeyPatc
     """Nothing of it is in the code."""
     subject = golden.Subject(P, ("avx2",))
     before = golden.result(subject, "avx2")
-    explain = kernel.explain
-    monkeypatch.setattr(kernel, "explain", lambda *args: replace(explain(*args), threads=1))
+    make_plan = kernel.make_plan
+    monkeypatch.setattr(kernel, "make_plan", lambda *args: replace(make_plan(*args), threads=1))
     after = golden.result(subject, "avx2")
     assert [what for what, _ in golden.differences(before, after)] == ["workspace", "threads"]
     assert before.split()[0] == after.split()[0]

@@ -15,7 +15,7 @@ from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.ir.convert import Elements
 from convgrad.cpu.pack.box import PackBox, Packer, Pairing, packer
 from convgrad.cpu.pack.rows import pack_box, zero
-from convgrad.cpu.pack.unpack import Staging, unpack
+from convgrad.cpu.pack.unpack import Staging, unpack, unpacker
 from convgrad.cpu.plan.records import Packed
 from convgrad.cpu.plan.workspace import Buffer
 from convgrad.cpu.threads import team
@@ -43,6 +43,7 @@ class Case:
     columns: int = COLUMNS
     elements: Elements = FLOATS
     description: PackBox = BOX
+    asked: str = ""  # of the planner: "row_packed" or "interleave"
 
     @property
     def strides(self) -> tuple[int, int, int]:
@@ -58,7 +59,8 @@ class Case:
         axes = (one, one, Packed(HEIGHT, row, ROWS), Packed(WIDTH, column, self.columns, self.step))
         pitch = self.pitch or -(-self.channels // LANES) * LANES
         known = self.channels if self.known else None
-        return replace(self.description, axes=axes, channel_step=channel, pitch=pitch, channels=known)
+        box = replace(self.description, axes=axes, channel_step=channel, pitch=pitch, channels=known)
+        return replace(box, packer=packer(box, LANES, **({self.asked: True} if self.asked else {})))
 
 
 PAIRS = {"elements": WORDS, "first": 0}
@@ -69,7 +71,7 @@ CASES = {
     ),
     "pixels": Case(Packer.COPY_PIXELS, 7, "hwc", known=False),
     "pixels, every other": Case(Packer.COPY_PIXELS, 8, "hwc", step=2),
-    "few channels": Case(Packer.INTERLEAVE, 3, "chw", pitch=3, description=replace(BOX, interleave=True)),
+    "few channels": Case(Packer.INTERLEAVE, 3, "chw", pitch=3, asked="interleave"),
     "squares": Case(Packer.TRANSPOSE, 8, "chw"),
     "squares, the last one short": Case(Packer.TRANSPOSE, 7, "chw", known=False),
     "squares of every third pixel": Case(Packer.TRANSPOSE, 6, "chw", step=3, known=False),
@@ -98,13 +100,13 @@ CASES = {
         Packer.TRANSPOSE, 6, "chw", known=False, elements=WORDS,
         description=replace(BOX, pairing=Pairing.COPY, pair=(1, 2)),
     ),
-    "row-packed": Case(Packer.ROWS, 5, "chw", pitch=ROWS * COLUMNS, description=replace(BOX, row_packed=True)),
+    "row-packed": Case(Packer.ROWS, 5, "chw", pitch=ROWS * COLUMNS, asked="row_packed"),
     "row-packed, every other": Case(
-        Packer.ROWS, 5, "chw", step=2, pitch=ROWS * COLUMNS, description=replace(BOX, row_packed=True)
+        Packer.ROWS, 5, "chw", step=2, pitch=ROWS * COLUMNS, asked="row_packed"
     ),
     "row-packed, of two images": Case(
         Packer.ROWS, 5, "chw", pitch=2 * ROWS * COLUMNS, elements=replace(WORDS, lanes=2 * LANES),
-        description=replace(BOX, row_packed=True, pairing=Pairing.IMAGES, image_step=5 * HEIGHT * WIDTH),
+        asked="row_packed", description=replace(BOX, pairing=Pairing.IMAGES, image_step=5 * HEIGHT * WIDTH),
     ),
 }  # fmt: skip
 
@@ -113,7 +115,7 @@ CASES = {
 def test_a_box_is_packed_as_it_is_described(title: str) -> None:
     case = CASES[title]
     box = case.box
-    assert packer(box, LANES) is case.packer
+    assert box.packer is case.packer
     words = case.elements is not FLOATS
     kind = np.uint16 if words else np.float32
     image = np.arange(1, IMAGES * case.channels * HEIGHT * WIDTH + 1, dtype=kind)
@@ -133,7 +135,7 @@ def test_a_box_is_packed_as_it_is_described(title: str) -> None:
 def packed(case: Case, memory: np.ndarray) -> np.ndarray:
     """What was written, as (channels, rows, entries, members)."""
     box, members = case.box, 1 if case.elements is FLOATS or case.packer is Packer.COPY_ZERO else 2
-    if box.row_packed:
+    if box.packer is Packer.ROWS:
         members = len(box.members)
         found = memory[: case.channels * box.pitch].reshape(case.channels, ROWS, -1, members)
         return found
@@ -178,7 +180,8 @@ def test_staged_sums_are_written_where_they_belong(layout: str, lanes: int, accu
     steps = (0, 0, width, 1) if layout == "chw" else (0, 0, width * channels, channels)
     step = height * width if layout == "chw" else 1
     m = Module()
-    staging = Staging((1, 1, height, width), steps, step, pitch, one_row=False, round_first=False, whole=False)
+    way = unpacker(step, steps[-1], lanes)
+    staging = Staging(way, (1, 1, height, width), steps, step, pitch, one_row=False, round_first=False, whole=False)
     writing = unpack(m, Results(Elements("f32", lanes, "float", False), accumulate), staging)
     frame = Frame(m, [], "float")
     frame.f.call(writing, frame.tensors["x"], frame.tensors["y"], 1, 1, height, width, channels)

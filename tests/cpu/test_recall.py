@@ -63,10 +63,11 @@ def test_a_note_says_what_planning_said(monkeypatch):
 
 
 def test_reasons_are_kept_too(monkeypatch):
-    reason = find(DECLINED)
-    assert "phases" in reason
+    refusal = find(DECLINED)
+    assert "phases" in refusal.reason
+    assert refusal.instead
     monkeypatch.setattr(kernel, "build", lambda *args: pytest.fail("planned again"))
-    assert find(DECLINED) == reason
+    assert find(DECLINED) == refusal
 
 
 @pytest.mark.parametrize("lost", ["note", "code", "both"])
@@ -150,8 +151,8 @@ def imported(path, package):
 
 
 def test_all_that_code_is_made_of_is_counted():
-    """What plans and code depend on is imported, directly or not. The front door, errors, the setting for the size of
-    the store, which is read in memory.py, and whose threads run it change no code.
+    """What plans and code depend on is imported, directly or not. The front door, refusals, errors, the setting for the
+    size of the store, which is read in memory.py, and whose threads run it change no code.
     """
     package = Path(recall.PACKAGE)
     doors = [package / "cpu" / name for name in ("__init__.py", "backend.py")]
@@ -160,7 +161,7 @@ def test_all_that_code_is_made_of_is_counted():
     while new:
         found |= new
         new = {file for path in new for file in imported(path, package)} - found
-    others = {"errors.py", "memory.py", "host_team.py"}
+    others = {"backend.py", "errors.py", "memory.py", "host_team.py"}
     assert {file.relative_to(package).as_posix() for file in found} - others == set(recall.OTHERS)
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from convgrad.backend import Refusal
 from convgrad.cpu import telling
 from convgrad.cpu.plan import registry
-from convgrad.cpu.plan.records import Declined
 from convgrad.spec.problem import Problem
 
 from .problems import targets
@@ -33,5 +33,5 @@ def test_an_algorithm_is_asked_only_for_its_own_name(monkeypatch: pytest.MonkeyP
     assert not asked
     found = registry.make_plan(replace(PROBLEM, algorithm="fast"), target, 2)
     assert asked
-    assert isinstance(found, Declined)
+    assert isinstance(found, Refusal)
     assert "'fast'" in found.reason

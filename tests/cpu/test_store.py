@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def place(tmp_path, monkeypatch):
     for name in ("CONVGRAD_CACHE", "CONVGRAD_CACHE_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(store, "_said", set())
+    monkeypatch.setattr(memory, "_said", set())
     return folder
 
 
@@ -136,8 +138,9 @@ def test_files_that_may_not_be_ours_are_ignored(place, kind, monkeypatch, tmp_pa
     assert store.get(key(1)) is None
     monkeypatch.undo()
     monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(place))
-    store.put(key(1), b"one")
     # Only a folder in the way cannot be replaced; there is then no cache for this key, and no trouble.
+    with pytest.warns(UserWarning, match="Is a directory") if kind == "folder" else nullcontext():
+        store.put(key(1), b"one")
     assert store.get(key(1)) == (None if kind == "folder" else b"one")
     assert [name for name in os.listdir(place) if name.endswith(".tmp")] == []
 
@@ -151,9 +154,18 @@ def stranger(facts):
     return os.stat_result(values)
 
 
+REASONS = {
+    "group": "others may write it",
+    "world": "others may write it",
+    "foreign": "it belongs to another user",
+    "link": "it is a symbolic link, which could be turned elsewhere; name the folder that it leads to",
+    "file": "it is not a folder",
+}
+
+
 @posix
-@pytest.mark.parametrize("kind", ["group", "world", "foreign", "link", "file"])
-def test_folders_that_may_not_be_ours_are_left_alone(place, kind, monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind", REASONS)
+def test_folders_that_may_not_be_ours_are_left_alone_and_warned_of_once(place, kind, monkeypatch, tmp_path):
     store.put(key(1), b"one")
     if kind in ("group", "world"):
         place.chmod(0o770 if kind == "group" else 0o707)
@@ -171,7 +183,12 @@ def test_folders_that_may_not_be_ours_are_left_alone(place, kind, monkeypatch, t
             place.write_text("a file")
     before = sorted(os.listdir(place)) if kind != "file" else None
     assert store.get(key(1)) is None
-    store.put(key(2), b"two")
+    with pytest.warns(UserWarning, match="CONVGRAD_CACHE_DIR") as caught:
+        _ = [store.put(key(number), b"two") for number in (2, 3)]
+    told = f"CONVGRAD_CACHE_DIR={place} cannot be used: {REASONS[kind]}. Code is generated anew in every process"
+    assert [str(warning.message).split(";")[0] for warning in caught] == [told.split(";")[0]]
+    assert "CONVGRAD_CACHE=off" in str(caught[0].message)
+    assert caught[0].filename == __file__, "it is told at the line that called convgrad"
     assert (sorted(os.listdir(place)) if kind != "file" else None) == before
 
 
@@ -190,7 +207,8 @@ def test_a_folder_that_cannot_be_written_means_no_cache(place, monkeypatch):
         monkeypatch.setattr(os, "open", refuse)
     else:
         place.chmod(0o500)
-    store.put(key(2), b"two")
+    with pytest.warns(UserWarning, match=rf"CONVGRAD_CACHE_DIR={place} cannot be used: Permission denied\. "):
+        store.put(key(2), b"two")
     assert (store.get(key(1)), store.get(key(2))) == (b"one", None)
     place.chmod(0o700)
 
@@ -220,7 +238,9 @@ def test_strange_folders_raise_nothing(monkeypatch, setting, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     values = {**os.environ, "CONVGRAD_CACHE_DIR": setting}
     monkeypatch.setattr(os, "environ", values)
-    store.put(key(1), b"one")
+    monkeypatch.setattr(memory, "_said", set())
+    with pytest.warns(UserWarning, match="CONVGRAD_CACHE_DIR=.* cannot be used: ") if setting else nullcontext():
+        store.put(key(1), b"one")
     assert store.get(key(1)) == (b"one" if setting == "" else None)
 
 
@@ -391,14 +411,33 @@ def test_a_hit_never_lists_the_folder(place, monkeypatch):
     assert store.get(key(2)) is None
 
 
-def test_trouble_is_told_once(place, monkeypatch, caplog):
+def test_trouble_with_a_folder_that_nobody_named_is_only_logged(place, monkeypatch, caplog, tmp_path):
+    monkeypatch.delenv("CONVGRAD_CACHE_DIR")
+    monkeypatch.setattr(store, "folder", lambda: place)
     place.parent.mkdir()
     place.write_text("in the way")
     with caplog.at_level(logging.DEBUG, logger="convgrad"):
         for number in range(5):
             assert store.get(key(number)) is None
-    assert len(caplog.records) == 1
-    assert caplog.records[0].levelno == logging.DEBUG
+            store.put(key(number), b"one")
+    assert len(caplog.records) == 2
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+
+
+def test_calls_compute_where_the_folder_cannot_be_used(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    text = """
+import numpy, convgrad
+src, weights = numpy.ones((1, 5, 3)), numpy.ones((3, 3, 2))
+for dilation in (1, 2):
+    dst = convgrad.convolution(src, weights, strides=1, pads_begin=2, pads_end=2, dilations=dilation)
+    assert dst.max() == 9, dst
+"""
+    environment = {**os.environ, "CONVGRAD_CACHE_DIR": str(blocked)}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("UserWarning") == done.stderr.count("it is not a folder") == 1, done.stderr
 
 
 def test_many_writers_and_readers(place):

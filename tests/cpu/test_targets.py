@@ -20,6 +20,7 @@ from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import Target
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from . import machines
 from .machines import ARM, X86
@@ -60,7 +61,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "wanted", "dtype"), CASES)
+QUICK = [(name, *case) for name in MACHINES for case in (("x", "bf16"), ("w", "bf16"), ("y", "f32"))]
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype"), slow_but(QUICK, CASES))
 def test_code_for_other_machines(name: str, wanted: str, dtype: str) -> None:
     machine, products, never = MACHINES[name]
     cx, cy, layout = (18, 34, "x@nxc y@nxc w@xio") if dtype in ("f32", "bf16") else (33, 7, "")

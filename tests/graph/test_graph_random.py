@@ -13,15 +13,23 @@ from convgrad.errors import SpecError
 from convgrad.graph import Graph, LogicalTensor, Op, Tensor, from_json, writer
 from convgrad.libraries import find, open_array, open_shape
 from convgrad.spec.problem import settle
-from marks import slow_but
 
 
-@pytest.mark.parametrize("chunk", slow_but([0], range(4)))
-def test_random_calls(chunk):
+def check_some(chunk, count):
     rng = np.random.default_rng([5, chunk])
-    for number in range(60):
+    for number in range(count):
         case = problems.draw(rng)
         problems.check(case, lambda *args, c=case, n=number, **kwargs: through_a_graph(c, n, *args, **kwargs))
+
+
+@pytest.mark.usefixtures("by_reference")
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_calls(chunk):
+    check_some(chunk, 90)
+
+
+def test_random_calls_by_the_engine_that_users_get():
+    check_some(4, 30)
 
 
 @pytest.mark.parametrize("chunk", range(2))

@@ -313,6 +313,19 @@ _ABOUT = {
     "explain": "show a layer's sizes, padding and cost, and how it is computed",
 }
 
+_PROBLEM = """a descriptor of benchdnn, oneDNN's test program, or a line in
+which convgrad itself names problems. In ic16oc16_ih7kh3ph1, 16 channels go in
+and 16 come out, and image, kernel and padding are 7x7, 3x3 and 1; docs/cli.md
+lists all keys."""
+
+_WHAT = {
+    "run": "WHAT is a graph file, such as examples/layer.json.",
+    "check": f"WHAT is {_PROBLEM}",
+    "bench": f"WHAT is a graph file, or {_PROBLEM}",
+    "ops": "NAME is that of an operation, such as Convolution; without it, all are listed.",
+    "explain": f"WHAT is a graph file, or {_PROBLEM}",
+}
+
 _EXAMPLES = {
     "run": """
   convgrad run examples/layer.json
@@ -362,8 +375,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"convgrad {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     return parser
+
+
+def _folded(text: str) -> str:
+    """A paragraph in lines that fit a terminal of the usual width."""
+    return textwrap.fill(" ".join(text.split()), 78, break_long_words=False, break_on_hyphens=False)
 
 
 def _help(command: str) -> str:
@@ -377,7 +395,7 @@ def _help(command: str) -> str:
     parser = argparse.ArgumentParser(
         f"convgrad {command}",
         usage=f"convgrad {command} [OPTIONS] {'[NAME]' if command == 'ops' else 'WHAT ...'}",
-        description=f"{_ABOUT[command][0].upper()}{_ABOUT[command][1:]}.",
+        description=f"{_ABOUT[command][0].upper()}{_ABOUT[command][1:]}.\n\n{_folded(_WHAT[command])}",
         epilog=f"examples:{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -28,13 +28,14 @@ from .rows import widest
 from .words import Option, count_of, each, one_of
 
 TAGS = {"ncx": "NCX", "abx": "NCX", "nxc": "NXC", "axb": "NXC", "any": "NCX"}
+_DIRECTIONS = ", ".join(f"{name} ({text.partition(';')[0]})" for name, text in DIRECTIONS.items())
 OPTIONS = words.by_name(
     Option("conv", "", "descriptors are convolutions (the default)"),
     Option("deconv", "", "descriptors are transposed convolutions"),
-    Option("dir", "DIRECTION", f"directions: {', '.join(DIRECTIONS)}", True),
-    Option("dt", "TYPE", "element types: f32, bf16, f16, f64, or SRC:WEI:DST with a result of f32", True),
-    Option("tag", "TAG", "layouts: ncx (abx), nxc (axb)", True),
-    Option("mb", "N", "another batch size; 0 keeps it", True),
+    Option("dir", "DIRECTION", f"{_DIRECTIONS}; by default FWD_D,BWD_D,BWD_W", True),
+    Option("dt", "TYPE", "element types: f32 (the default), bf16, f16, f64, or SRC:WEI:DST with a result of f32", True),
+    Option("tag", "TAG", "layouts: ncx, channels first (the default), or nxc, channels last", True),
+    Option("mb", "N", "another batch size; 0 keeps that of the descriptor, which is 2 if it has none", True),
     Option("match", "REGEX", "only the problems that a regular expression finds"),
     Option("batch", "FILE", "read words from a file; # begins a comment"),
     Option("reset", "", "forget the options so far, except --conv and --deconv"),

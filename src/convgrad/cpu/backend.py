@@ -37,30 +37,27 @@ def setting() -> Hashable:
 
 def load(problem: Problem, device: Device) -> Executable | Refusal:
     """The kernel for a problem on the threads now set."""
-    if reason := _hindrance(problem):
-        return Refusal(name, reason)
+    if refusal := _hindrance(problem):
+        return refusal
     from . import kernel, target
 
-    found = kernel.find(problem, target.current(), get_num_threads())
-    return Refusal(name, found) if isinstance(found, str) else found
+    return kernel.find(problem, target.current(), get_num_threads())
 
 
 def plan(problem: Problem, device: Device) -> Made | Refusal:
     """The plan for a problem on the threads now set."""
-    if reason := _hindrance(problem):
-        return Refusal(name, reason)
+    if refusal := _hindrance(problem):
+        return refusal
     from . import kernel, target
-    from .plan.records import Declined
 
-    found = kernel.explain(problem, target.current(), get_num_threads())
-    return Refusal(name, found.reason, found.instead) if isinstance(found, Declined) else found
+    return kernel.make_plan(problem, target.current(), get_num_threads())
 
 
-def _hindrance(problem: Problem) -> str:
+def _hindrance(problem: Problem) -> Refusal | None:
     """What no kernel can do anything about."""
     if not all(problem.size(role) for role in ("x", "w", "y")):
-        return "nothing to sum: a tensor is empty"
-    return "" if has_compiler() else "llvmlite, which compiles its kernels, is not installed"
+        return Refusal(name, "nothing to sum: a tensor is empty")
+    return None if has_compiler() else Refusal(name, "llvmlite, which compiles its kernels, is not installed")
 
 
 def machine() -> Target:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..backend import Refusal
 from ..errors import OutOfMemoryError
 from ..host_team import HOST_TEAM
 from ..spec.problem import Problem
@@ -63,31 +64,29 @@ class Kernel:
 
 
 @lru_cache(maxsize=1024)
-def find(problem: Problem, target: Target, num_threads: int) -> Kernel | str:
+def find(problem: Problem, target: Target, num_threads: int) -> Kernel | Refusal:
     """The kernel for a problem, or why there is none."""
     target = permitted(problem, target)
     note = recall.recall(problem, target, num_threads)
-    if isinstance(note, str):
+    if isinstance(note, Refusal):
         return note
     if note is not None:
         key, workspace, threads = note
         module = jit.stored(key)
         if module is not None:
-            return Kernel(module, workspace, threads, partial(explain, problem, target, num_threads))
+            return Kernel(module, workspace, threads, partial(make_plan, problem, target, num_threads))
     made = build(problem, target, num_threads)
-    recall.keep(problem, target, num_threads, made if isinstance(made, str) else made.note)
+    recall.keep(problem, target, num_threads, made if isinstance(made, Refusal) else made.note)
     return made
 
 
-def build(problem: Problem, target: Target, num_threads: int) -> Kernel | str:
+def build(problem: Problem, target: Target, num_threads: int) -> Kernel | Refusal:
     """The kernel for a problem, planned and written anew, or why there is none."""
-    from .plan.records import Declined
-
-    plan = explain(problem, target, num_threads)
-    if isinstance(plan, Declined):
-        return plan.reason
-    module = jit.load(write(plan), target.triple, target.cpu, target.features)
-    return Kernel(module, plan.workspace, plan.threads, lambda: plan)
+    made = make_plan(problem, target, num_threads)
+    if isinstance(made, Refusal):
+        return made
+    module = jit.load(write(made), target.triple, target.cpu, target.features)
+    return Kernel(module, made.workspace, made.threads, lambda: made)
 
 
 def write(plan: Made) -> str:
@@ -97,11 +96,11 @@ def write(plan: Made) -> str:
     return registry.write(plan)
 
 
-def explain(problem: Problem, target: Target, num_threads: int) -> Plan:
+def make_plan(problem: Problem, target: Target, num_threads: int) -> Plan:
     """The plan alone."""
-    from .plan.registry import make_plan
+    from .plan import registry
 
-    return make_plan(problem, permitted(problem, target), num_threads)
+    return registry.make_plan(problem, permitted(problem, target), num_threads)
 
 
 def permitted(problem: Problem, target: Target) -> Target:

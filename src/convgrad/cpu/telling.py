@@ -8,10 +8,13 @@ from enum import Enum
 from math import prod
 from typing import Any
 
+from ..backend import Estimate
 from .amx.records import TileGather, TileSums
 from .amx.tiles import Block
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
+from .pack.box import PackBox
+from .pack.unpack import Staging
 from .pack.weights import PackWeights
 from .plan.records import Made, up
 from .target import Target
@@ -34,6 +37,13 @@ class Telling:
 def tell(plan: Made, names: Names) -> Telling:
     """A plan in words, with the names of the tensors."""
     return TELL[plan.nest](plan, names)
+
+
+def reasons(plan: Made, names: Names) -> Iterator[str]:
+    """Why the plan is as it is, with the names of the tensors: some reasons begin with one."""
+    for reason in plan.why:
+        first, space, rest = reason.partition(" ")
+        yield f"{names.get(first, first)}{space}{rest}"
 
 
 def _gather(plan: Gather, names: Names) -> Telling:
@@ -97,10 +107,10 @@ def _pixels(plan: PixelsInLanes, names: Names) -> Telling:
 
 
 def _tiles(plan: TileGather, names: Names) -> Telling:
-    layer, registers = plan.layer, plan.registers
+    layer = plan.layer
     result, source = (names["y"], names["x"]) if layer.wanted == "y" else (names["x"], names["y"])
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
-    tile = f"{registers.height} pixels x {plan.block} channels: {_registers(plan)}"
+    tile = f"{plan.tiles.height} pixels x {plan.block} channels: {_registers(plan)}"
     part = " and a part of the channels" if plan.parts.parts > 1 else ""
     tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.positions.box)} pixels{part}"
     return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
@@ -117,8 +127,8 @@ def _tile_sums(plan: TileSums, names: Names) -> Telling:
 
 
 def _registers(plan: TileGather | TileSums) -> str:
-    down, across = plan.registers.down, plan.registers.across
-    return f"{down} x {across} tile registers of {plan.registers.rows} x {plan.lanes} sums"
+    down, across = plan.tiles.down, plan.tiles.across
+    return f"{down} x {across} tile registers of {plan.tiles.rows} x {plan.lanes} sums"
 
 
 def _tasks(plan: Made) -> str:
@@ -164,9 +174,7 @@ WORDS = {
     "Sides.y_channel": "elements between groups, and between channels, of y",
     "SumParts.column_parts": "parts of the channels of y",
     "SumParts.columns": "channels of y in a part",
-    "SumParts.one_row": "rows of w follow each other",
     "SumParts.row_parts": "parts of the channels of x",
-    "SumParts.rounds_first": "sums are rounded before they are transposed",
     "SumParts.rows": "channels of x in a part",
     "SumParts.taps_inside": "taps are contiguous in the sums",
     "TileGather.layer": "the problem as a gather",
@@ -213,7 +221,6 @@ WORDS = {
     "Side.low": "coordinate of the first packed pixel, along each axis",
     "Side.mode": "how tiles read it",
     "Side.name": "its name in the sum",
-    "Side.pack": "how a box is packed",
     "Side.packs": "how each axis is packed",
     "Side.pair": "pixels between those of a pair, and between pairs",
     "Side.pitch": "elements between packed pixels, or between channels of packed rows",
@@ -249,6 +256,7 @@ WORDS = {
     "converts_f16": "the machine converts f16",
     "cout": "channels computed, in a group (neighbours side by side count)",
     "dtype": "type of the inputs",
+    "estimate": "seconds and bytes that it is expected to take, and the bound of its error beside that of direct sums",
     "fold": "neighbouring results side by side in the lanes",
     "groups": "groups that are computed one after another",
     "images": "images",
@@ -260,16 +268,15 @@ WORDS = {
     "maps": "which inputs results read, along each axis",
     "out_channel": "elements between groups, and between channels, of the result",
     "out_dtype": "type of the result",
+    "pack": "how a box is packed",
     "packs": "how each axis of the input is packed",
     "pairs": "products of bf16 are taken two at a time",
-    "pack": "how the input is packed",
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
-    "round_first": "sums are rounded before they are transposed",
     "ranges": "where each tap lies inside x",
-    "registers": "how tile registers are used",
     "repairs": "sums that padding has spoilt are taken again",
+    "staging": "how sums that wait are written",
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
     "staged": "results wait in a buffer before they are written",
@@ -288,6 +295,7 @@ WORDS = {
     "wanted": "the tensor computed, in y = conv(x, w)",
     "weights": "how weights are packed",
     "weights_step": "bytes between the weights that boxes prefetch; 0: none",
+    "tiles": "how tile registers are used",
     "why": "reasons",
     "work": "cycles in which tiles are multiplied",
 }
@@ -347,8 +355,12 @@ def _short(value: Any) -> str:
         return f"{value.name}, vectors of {value.width} bytes"
     if isinstance(value, Block):
         return f"{value.down} x {value.across} tiles of {value.rows} rows, {value.pairs} pairs in a step"
-    if isinstance(value, PackWeights):
-        return str(value.packer.value)
+    if isinstance(value, (PackBox, PackWeights)):
+        return value.packer.name.replace("_", " ").lower()
+    if isinstance(value, Estimate):
+        return f"{value.seconds * 1e3:.3g} ms"
+    if isinstance(value, Staging):
+        return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):
         count = len(value) if isinstance(value, tuple) else 0
         return f"{count} entries" if count else "yes"

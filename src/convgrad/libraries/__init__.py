@@ -47,15 +47,21 @@ def open_tensor(value: Any, name: str) -> Tensor:
     return library.open(value, name)
 
 
+def weight_of(value: Any, name: str) -> str:
+    """A hint at the weights that a layer holds, such as a torch.nn.Module, if they are what is asked for."""
+    asked = name.startswith(("weight", "filter"))
+    return "pass its .weight" if asked and find(getattr(value, "weight", None)) is not None else ""
+
+
 def _as_array(value: Any, name: str) -> str:
-    """How to make an array of a value that is none, if that is any use."""
+    """How to make an array of a value that is none, or to get at the one in it, if that is any use."""
     if name == "out":
         return "give an array to write to, or none to get a new one"
     if isinstance(value, list):
         return "make one with numpy.asarray(..., numpy.float32)"
     if isinstance(value, memoryview) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
         return "make one with numpy.asarray"
-    return ""
+    return weight_of(value, name)
 
 
 def open_array(value: Any, name: str) -> Array:
@@ -82,8 +88,9 @@ def open_shape(value: Any, name: str) -> tuple[int, ...]:
         array = np.asarray(None)
     if (array.dtype.kind not in "iu" and array.size) or array.ndim == 0:
         for size in value if isinstance(value, (list, tuple)) else ():
-            if jax.is_traced(size):
-                raise jax.traced(size, name)
+            library = find(size)
+            if library is not None:  # which may say better why a size has no value, such as one of a trace
+                library.open(size, name)
         is_array = isinstance(value, np.ndarray)
         got = f"an array of {array.dtype} of shape {array.shape}" if is_array else shown(value)
         raise broken("shape_values", name, got, hint="give its shape, not the array" if array.ndim > 2 else "")

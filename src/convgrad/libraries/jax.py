@@ -7,7 +7,6 @@ from typing import Any
 
 from ..backend import Tensor
 from ..dtypes import Array
-from ..errors import SpecError
 from ..spec.check import broken
 from . import dlpack
 
@@ -17,19 +16,13 @@ name = "jax"
 def owns(value: Any) -> bool:
     """Whether a value is an array, or stands for one inside of a transformation."""
     roots = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
-    return is_traced(value) or (not roots.isdisjoint(("jax", "jaxlib")) and dlpack.owns(value))
+    return _is_traced(value) or (not roots.isdisjoint(("jax", "jaxlib")) and dlpack.owns(value))
 
 
-def is_traced(value: Any) -> bool:
+def _is_traced(value: Any) -> bool:
     """Whether a value stands for an array inside of jit, grad, vmap and the like."""
     jax = sys.modules.get("jax")
     return jax is not None and hasattr(jax, "core") and isinstance(value, jax.core.Tracer)
-
-
-def traced(value: Any, name: str) -> SpecError:
-    """The error for a value of a trace."""
-    hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
-    return broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
 
 
 # An array is a new object with an address that takes long to ask for: it is opened at every call.
@@ -38,8 +31,9 @@ keyed, look, is_writable = dlpack.keyed, dlpack.look, dlpack.is_writable
 
 def open(value: Any, name: str) -> Tensor:
     """The tensor of an array that is there."""
-    if is_traced(value):
-        raise traced(value, name)
+    if _is_traced(value):
+        hint = "call convgrad outside of jit, grad and vmap, or through jax.pure_callback"
+        raise broken("input_traced", name, f"a JAX {type(value).__name__}", hint=hint)
     return dlpack.open(value, name)._replace(locked="an array of JAX, whose arrays are immutable")
 
 

@@ -1,22 +1,28 @@
-"""PyTorch's tensors, on the host."""
+"""PyTorch's tensors, on the host and on CUDA devices."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Hashable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from .. import host
-from ..backend import Tensor
-from ..dtypes import Array
+from ..backend import Device, Tensor
+from ..dtypes import DTYPES, Array
 from ..host_team import HOST_TEAM, share_threads
 from ..spec.check import broken
 
 name = "torch"
+
+ADDRESSED = ("cpu", "cuda")
+"""The kinds of devices where an address is all that a back end needs to reach a tensor's memory."""
+
+_NAMES = {d.numpy.name: d.name for d in DTYPES.values()}
 
 
 def owns(value: Any) -> bool:
@@ -34,17 +40,26 @@ def keyed() -> tuple[type, ...]:
 
 
 def look(value: Any) -> tuple[Hashable, int] | None:
-    """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: its device,
-    whether it is sparse, nested or quantized, has a sign pending, or stands for others.
+    """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
+    device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    torch: Any = sys.modules["torch"]
+    dispatch_keys, is_tracing, is_grad_enabled, forward_ad = _questions()
     try:
         at = value.data_ptr()
-        if not at or _asks_for_gradients(value) or torch._C._is_tracing():
+        if not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
             return None
-        return (value.shape, value.stride(), value.dtype, torch._C._dispatch_keys(value).raw_repr()), at
+        if forward_ad._current_level >= 0 and _has_tangent(value):
+            return None
+        return (value.shape, value.stride(), value.dtype, dispatch_keys(value).raw_repr(), value.get_device()), at
     except (RuntimeError, ValueError):
         return None  # One without memory; `open` says why.
+
+
+@cache
+def _questions() -> tuple[Any, Any, Any, Any]:
+    """What PyTorch is asked at each call, so that it is not looked up each time."""
+    torch: Any = sys.modules["torch"]
+    return torch._C._dispatch_keys, torch._C._is_tracing, torch.is_grad_enabled, torch.autograd.forward_ad
 
 
 def is_writable(value: Any) -> bool:
@@ -56,7 +71,7 @@ def open(value: Any, name: str) -> Tensor:
     """The tensor on the same memory, or on a copy where PyTorch has only noted a change of the values."""
     torch: Any = sys.modules["torch"]
     kind = type(value).__name__
-    if value.device.type != "cpu":
+    if value.device.type not in ADDRESSED:
         hint = "move it with .cpu()" if value.device.type != "meta" else "a meta tensor has no values; make a real one"
         raise broken("input_device", name, f"a tensor on {value.device}", hint=hint)
     if value.is_nested or value.is_quantized:
@@ -74,22 +89,32 @@ def open(value: Any, name: str) -> Tensor:
         plain = value.detach()
         if copied:
             plain = plain.resolve_conj().resolve_neg()
-        array: Array
-        if plain.dtype is torch.bfloat16:
-            array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        else:
-            array = plain.numpy()
+        array = _as_array(plain) if value.device.type == "cpu" else None
+        at = plain.data_ptr()
     except (TypeError, RuntimeError, ValueError):
         # Types that NumPy has no name for, and subclasses without memory of their own, or not yet.
         raise broken("input_array", name, f"a {kind} of {value.dtype}") from None
-    if array.size and not plain.data_ptr():
+    if plain.numel() and not at:
         raise broken("input_array", name, f"a {kind} whose memory was given back")
     locked = ""
     if not is_writable(value):
         locked = "a tensor made under torch.inference_mode, which nothing outside of it may change"
-    elif copied or not array.flags.writeable:
+    elif copied or (array is not None and not array.flags.writeable):
         locked = "one that is read-only, or can only be read as a copy"
-    return host.tensor(array, locked, copied)
+    if array is not None:
+        return host.tensor(array, locked, copied)
+    dtype = str(plain.dtype).removeprefix("torch.")
+    strides = tuple(step * plain.element_size() for step in plain.stride())
+    device = Device(value.device.type, value.get_device())
+    return Tensor(plain, at, tuple(plain.shape), strides, _NAMES.get(dtype, dtype), device, locked, copied)
+
+
+def _as_array(plain: Any) -> Array:
+    """A tensor on the host as an array of NumPy, on the same memory."""
+    torch: Any = sys.modules["torch"]
+    is_bf16 = plain.dtype is torch.bfloat16
+    array: Array = plain.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if is_bf16 else plain.numpy()
+    return array
 
 
 def _traced(value: Any) -> str:
@@ -108,15 +133,18 @@ def _asks_for_gradients(value: Any) -> str:
     torch: Any = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():
         return "that requires grad"
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and forward.unpack_dual(value).tangent is not None:
-        return "with a tangent"
-    return ""
+    return "with a tangent" if _has_tangent(value) else ""
 
 
-def wrap(memory: Array, like: Any) -> Any:
-    """A tensor on the same memory."""
+def _has_tangent(value: Any) -> bool:
+    return sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
+def wrap(memory: Any, like: Any) -> Any:
+    """A tensor on an array's memory. Back ends of other devices give tensors, which PyTorch's allocator has made."""
     torch: Any = sys.modules["torch"]
+    if isinstance(memory, torch.Tensor):
+        return memory
     if memory.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(memory)
@@ -129,5 +157,10 @@ def written(value: Any) -> None:
 
 
 def context(value: Any) -> int:
-    """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin."""
-    return HOST_TEAM
+    """On the host, PyTorch's own threads: those of another team would wait for the CPUs on which PyTorch's spin. On a
+    CUDA device, the stream that is current there.
+    """
+    if value.is_cpu:
+        return HOST_TEAM
+    stream: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(value.get_device())
+    return stream

@@ -135,8 +135,13 @@ class _Question(NamedTuple):
 
 def _fits(ask: _Question, attributes: Mapping[str, Any], rule: str) -> str:
     """What was probably meant by shapes that do not belong together: another layout, number of groups, or order."""
+    depthwise = _depthwise(ask, attributes) if rule == "weights_channels" else ""
+    if depthwise and attributes.get("groups", 1) != 1:
+        return depthwise
     if found := _fitting(ask, attributes):
         return f"these shapes fit {found[0].layout}"
+    if depthwise:
+        return depthwise
     op, (first, second) = ask.op, ask.inputs[:2]
     if rule not in ("same_batch", "channels", "weights_channels") or first is None or second is None:
         return ""
@@ -149,6 +154,33 @@ def _fits(ask: _Question, attributes: Mapping[str, Any], rule: str) -> str:
     with suppress(SpecError):
         _bind(ask._replace(inputs=(second, first, *ask.inputs[2:])), attributes)
         return f"{op.inputs[0].name} and {op.inputs[1].name} look exchanged"
+    return ""
+
+
+def _depthwise(ask: _Question, attributes: Mapping[str, Any]) -> str:
+    """How to pass weights that look like TensorFlow's of a depthwise layer: (*kernel, channels, results of each)."""
+    op = ask.op
+    format = op.attr("weights_format")
+    if op.transposed or format is None or attributes.get("weights_format", format.default) != "XIO":
+        return ""
+    index = next((i for i, arg in enumerate(op.inputs) if arg.role == "w"), None)
+    given = ask.inputs[index] if index is not None else None
+    shape = given.shape if given else tuple(ask.shape or attributes.get(str(op.shape_source)) or ())
+    *kernel, channels, each = shape
+    if channels == 1 or attributes.get("groups", 1) not in (1, channels):
+        return ""
+    merged = (*kernel, 1, channels * each)
+    if index is not None and given is not None:
+        here = Description(given.dtype, merged)
+        ask = ask._replace(inputs=[*ask.inputs[:index], here, *ask.inputs[index + 1 :]])
+        told = f"pass them reshaped to {merged}"
+    else:
+        ask = ask._replace(shape=merged)
+        told = f"pass {op.shape_source}={merged} and reshape the result"
+    with suppress(SpecError):
+        _bind(ask, {**attributes, "groups": channels})
+        more = f", and groups={channels}" if attributes.get("groups", 1) == 1 else ""
+        return f"they look like TensorFlow's depthwise weights: {told}{more}"
     return ""
 
 

@@ -57,6 +57,9 @@ Lists have one value per spatial axis (one axis for 1D, two for 2D, three for 3D
 block `j` of one tensor meets only block `j` of the other. Two more operations add a [bias](#biases) and compute its
 gradient.
 
+In the formulas, `n` is an image, `c` and `c'` are channels of a group in the two tensors, `i` and `o` are places in
+them, `k` is an element of the kernel, and what would lie outside of a tensor has no part in a sum.
+
 All operations take the [extensions](#extensions) too. The last column of a table of attributes is empty where oneDNN
 has the attribute. *documents* means that only its documents do: oneDNN's code, and a strict graph, refuse it.
 """
@@ -69,8 +72,8 @@ are required all the same, as in oneDNN, so pass 0.
 
 {choices}
 
-The total of SAME, per axis, is never below 0; the smaller half comes first with SAME_UPPER, last with SAME_LOWER.
-`same_rule` says which total, and which half:
+The total of SAME, per axis, is never below 0. `same_rule` says what it is, and where the larger half of an odd one
+goes:
 
 **`gradient`** ({gradient}):
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError
+from ..libraries import weight_of
 from ..spec.check import broken, values
 from ..spec.problem import extent, window_sizes
 from .operators import Call
@@ -39,7 +40,7 @@ def _batch(name: str, tensor: Tensor, weight: Tensor, rank: int) -> tuple[Tensor
     """A batch of data, and whether it was given as one."""
     for what, given in ((name, tensor), ("weight", weight)):
         if not isinstance(given, Tensor):
-            hint = "pass its .weight" if isinstance(given, torch.nn.Module) else ""
+            hint = weight_of(given, what)
             raise broken("attribute_type", what, f"a {type(given).__name__}", hint=hint, expected="a tensor")
     if weight.dim() != rank + 2:
         expected = rank + 2

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..spec.check import broken
 from ..spec.problem import Role
 from .plans import Geometry, Result, compute, describe, lies_channels_last, step_for, strides_in
+from .sharding import whole
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
 """The operator that computes each tensor."""
@@ -183,6 +184,7 @@ def gradients(wanted: Role) -> Callable[..., tuple[Tensor | None, ...]]:
     roles = GIVEN[wanted]
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = whole(grad)
         found: list[Tensor | None] = [None, None]
         for i, role in enumerate(roles):
             if ctx.needs_input_grad[i]:

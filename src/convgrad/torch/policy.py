@@ -1,14 +1,87 @@
-"""Which gradients `install()` takes: what is expected to be no slower than PyTorch's own kernel, or everything."""
+"""Which gradients `install()` takes: what is expected to be no slower than PyTorch's own kernel, or everything.
+
+PyTorch's kernels are measured, not modelled: a rule names a kind of layer on which they were the quicker ones, by more
+than two runs of the same differ. `benchmarks/routed.py` prints a table of both, and marks what should have a rule.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from ..spec.problem import Problem
 from .plans import Step
 
 POLICIES = ("fast", "all")
 
+MANY = 1 << 30
+
+
+class Rule(NamedTuple):
+    """A kind of layer that is left to PyTorch. Pairs are the least and the most; channels are those of a group."""
+
+    what: str
+    wanted: str  # of y = conv(x, w), the tensors that are computed
+    dtype: str
+    last: tuple[bool, ...] = (True, False)  # whether channels are last in memory
+    groups: tuple[int, int] = (1, MANY)
+    cx: tuple[int, int] = (1, MANY)
+    cy: tuple[int, int] = (1, MANY)
+    taps: tuple[int, int] = (1, MANY)
+    dilation: tuple[int, int] = (1, MANY)
+
+    def fits(self, p: Problem) -> bool:
+        """Whether a problem is of this kind."""
+        of_data = p.y_strides if p.wanted != "y" else p.x_strides
+        channels = of_data[2] if (p.cy if p.wanted != "y" else p.cx) > 1 else of_data[1]
+        return (
+            p.wanted in self.wanted
+            and p.dtype == self.dtype
+            and (channels == 1) in self.last
+            and self.groups[0] <= p.g <= self.groups[1]
+            and self.cx[0] <= p.cx <= self.cx[1]
+            and self.cy[0] <= p.cy <= self.cy[1]
+            and self.taps[0] <= prod(p.w) <= self.taps[1]
+            and self.dilation[0] <= max(p.dilation) <= self.dilation[1]
+        )
+
+
+LAST = (True,)
+
+# Measured on an AMD EPYC (Zen 5), 2 threads, PyTorch 2.13. PyTorch's time over ours is behind each.
+RULES = (
+    Rule("groups of 8 channels in bfloat16", "xy", "bf16", LAST, (2, MANY), (8, 8), (8, 8)),  # 0.78, 0.80
+    Rule("groups of 16 channels in float32", "xy", "f32", groups=(2, MANY), cx=(9, 16), cy=(9, 16)),  # 0.89 to 0.96
+    Rule("a dilated kernel in float32", "xy", "f32", LAST, cx=(32, MANY), cy=(32, MANY), dilation=(2, MANY)),  # 0.93
+    Rule("a dilated kernel in bfloat16", "xy", "bf16", LAST, cx=(257, MANY), dilation=(2, MANY)),  # 0.95
+    Rule("weights of up to 4 channels by 32", "w", "f32", LAST, cx=(1, 4), cy=(2, 32), taps=(1, 9)),  # 0.63 to 0.84
+    Rule("weights of up to 4 channels by 16", "w", "f32", cx=(1, 4), cy=(2, 16), taps=(1, 9)),  # 0.76
+    Rule("weights of up to 4 channels by 16", "w", "bf16", LAST, cx=(1, 4), cy=(2, 16), taps=(1, 9)),  # 0.77
+    Rule("a depthwise forward pass in bfloat16", "y", "bf16", LAST, (2, MANY), (1, 1), (1, 1)),  # 0.85 to 0.90
+)
+
+TILES = 16  # channels from which PyTorch's AMX kernels are far ahead of those that multiply vectors: 3 to 16 times
+
 
 def hindrance(step: Step, policy: str) -> str:
     """Why a gradient that could be computed here is left to PyTorch; nothing if it is taken."""
+    if policy == "all":
+        return ""
     if step.backend == "reference":
         return "no kernel of ours computes it"
+    p = step.problem
+    if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles():
+        return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
+    for rule in RULES:
+        if rule.fits(p):
+            return f"{rule.what}: PyTorch is expected to be quicker"
     return ""
+
+
+@lru_cache(maxsize=1)
+def _has_tiles() -> bool:
+    """Whether PyTorch uses AMX on this machine."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())

@@ -16,10 +16,9 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
-from ..pack.unpack import Staging, unpack
+from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
 from .emulation import Emulation
-from .gather_plan import row_contiguous
 from .records import TileGather
 from .tiles import TileCode, add_products, each_sum, emulation
 
@@ -58,38 +57,37 @@ def write(plan: TileGather) -> str:
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
     layer, positions, box = plan.layer, plan.positions, plan.pack
-    inputs = Elements(layer.dtype, plan.lanes, plan.sum, layer.converts_f16)
+    inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16")
-    rounded = Elements(
-        layer.out_dtype, plan.lanes, plan.sum, layer.converts_f16, plan.code.rounds_bf16 and not layer.accumulate
-    )
-    results = Results(rounded, layer.accumulate)
     emulated = emulation(m, layer.dtype, plan.code.emulated)
     clear = zero(m, moved)
-    steps = tuple(a.out_step * a.out_stride for a in positions.axes)
-    staging = Staging(
-        positions.extents, steps, layer.out_channel[1], plan.block, row_contiguous(positions), plan.round_first,
-        layer.cout % plan.lanes == 0,
-    )  # fmt: skip
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
         None if box is None else pack_box(m, moved, box, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
-        unpack(m, results, staging),
-        m.table("registers", plan.registers.configuration()),
+        unpack(m, results, plan.staging),
+        m.table("registers", plan.tiles.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
         m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
         m.table("runs", [start for run in positions.runs for start in run]),
     )  # fmt: skip
 
 
+def _elements(plan: TileGather) -> tuple[Elements, Results]:
+    """How inputs are read and results are written."""
+    layer = plan.layer
+    inputs = Elements(layer.dtype, plan.lanes, plan.sum, layer.converts_f16)
+    rounds = plan.code.rounds_bf16 and not layer.accumulate
+    return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
+
+
 def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
     """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, and
     a file of registers).
     """
-    block, item = plan.registers, plan.item
+    block, item = plan.tiles, plan.item
     file = ["p:file"] if emulated else []
     f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
     left, right, to, bias, taps, count, *rest = f.args

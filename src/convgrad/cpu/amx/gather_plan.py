@@ -14,6 +14,7 @@ from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
 from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
+from ..pack.unpack import Staging, unpacker
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
 from ..plan.records import pitch
@@ -40,15 +41,15 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
     positions = lay_out(layer, sums, target, threads)
     pack = pack_box(layer, sums, positions)
-    if odd and pack is not None and packer(pack, COLUMNS) is Packer.ELEMENTS:
+    if odd and pack is not None and pack.packer is Packer.ELEMENTS:
         return None  # these leave what is beside the last channel as it is
-    registers = shape(layer, positions, pairs, tuned)
-    blocks, last = ceil(layer.cout / registers.width), ceil(layer.cout / COLUMNS) % registers.across
-    tile = Tile(target, COLUMNS, registers.across, last, registers.height, blocks, None, None)
+    block = shape(layer, positions, pairs, tuned)
+    blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
+    tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
     made = TileGather(
-        layer, tile, sums, registers, positions, pack,
+        layer, tile, sums, block, positions, pack,
         choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
-        code(target, p.out_dtype), rounds_first(layer, positions), work(layer, positions, registers, tuned),
+        code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
         threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
@@ -143,7 +144,8 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
         return None
     # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
     packs = tuple(a.pack for a in positions.axes)
-    return PackBox("pack", packs, layer.in_channel[1], positions.pitch, layer.cin, zero_rest=sums.odd)
+    box = PackBox("pack", packs, layer.in_channel[1], positions.pitch, channels=layer.cin, zero_rest=sums.odd)
+    return replace(box, packer=packer(box, COLUMNS))
 
 
 # Registers.
@@ -174,6 +176,15 @@ def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, t
     wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
     blocks = ceil(tile.blocks / wanted)
     return Parts(ceil(tile.blocks / blocks), blocks)
+
+
+def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging:
+    """How sums are written to the tensor, of one phase."""
+    steps, channel_step = tuple(a.out_step * a.out_stride for a in positions.axes), layer.out_channel[1]
+    return Staging(
+        unpacker(channel_step, steps[-1], COLUMNS), positions.extents, steps, channel_step, tile.block,
+        row_contiguous(positions), rounds_first(layer, positions), layer.cout % COLUMNS == 0,
+    )  # fmt: skip
 
 
 def rounds_first(layer: Layer, positions: Positions) -> bool:

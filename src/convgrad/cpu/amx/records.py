@@ -8,14 +8,16 @@ rows that are computed in vain. A stride is taken out by packing inputs that lie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
-from ..pack.box import PackBox
+from ..pack.box import PackBox, Packer
+from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
-from ..plan.records import Nest, Packed, TapRanges, up
+from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
 from .tiles import COLUMNS, FILE, STEP, Block
 
@@ -117,34 +119,19 @@ class TileGather(Nest):
     layer: Layer
     tile: Tile
     sums: Sums
-    registers: Block
+    tiles: Block
     positions: Positions
     pack: PackBox | None  # None: inputs are read where they lie
     weights: PackWeights
     parts: Parts
     code: Code
-    round_first: bool  # sums are rounded before they are transposed
+    staging: Staging
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
-    @property
-    def sum(self) -> str:
-        """Type of the sums."""
-        return self.layer.sum
-
-    @property
-    def lanes(self) -> int:
-        """Sums in a row of a tile."""
-        return COLUMNS
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block of tiles."""
-        return self.registers.height
-
-    @property
-    def vectors(self) -> int:
-        """Tiles side by side."""
-        return self.registers.across
+    @cached_property
+    def registers(self) -> Registers:
+        """The sums of a block of tiles."""
+        return Registers(self.layer.sum, COLUMNS, self.tiles.across, self.tiles.height)
 
     @property
     def tasks(self) -> int:
@@ -153,8 +140,8 @@ class TileGather(Nest):
 
     @property
     def steps(self) -> float:
-        """Cycles of all threads: of plans for one machine, those with fewer are better."""
-        return self.work
+        """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
+        return 2 * self.work
 
     # What follows from several records.
 
@@ -170,7 +157,7 @@ class TileGather(Nest):
         return self.layer.taps * self.sums.channels // 2 * lanes
 
     @property
-    def staging(self) -> int:
+    def staged(self) -> int:
         """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
         return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
 
@@ -188,7 +175,7 @@ class TileGather(Nest):
             shared("weights", layer.groups * self.group_weights),
             shared("bias", blocks * self.block if layer.bias is not None else 0),
             per_thread("packed", packed),
-            per_thread("staging", self.staging),
+            per_thread("staging", self.staged),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
@@ -238,6 +225,11 @@ class Box:
         return self.sizes[: self.flat + 1] + tuple(a.pack.count for a in self.axes[self.flat + 1 :])
 
     @property
+    def row_packed(self) -> bool:
+        """Whether x is packed channel by channel, as tiles read it."""
+        return self.x_pack.packer is Packer.ROWS
+
+    @property
     def number(self) -> int:
         """Boxes over all axes."""
         return prod(a.boxes for a in self.axes)
@@ -273,8 +265,6 @@ class SumParts:
     column_parts: int
     slices: int  # parts of the sum, added in order
     taps_inside: bool  # sums are [row][tap][column], as in w; else [tap][row][column]
-    one_row: bool  # rows follow the taps of the row before without a gap, in w too
-    rounds_first: bool  # sums are rounded before they are transposed
 
 
 @dataclass(frozen=True)
@@ -286,32 +276,18 @@ class TileSums(Nest):
     sides: Sides
     box: Box
     parts: SumParts
-    registers: Block
+    tiles: Block
+    staging: Staging  # how sums of a part are written; if taps are outside, those of a tap
     weights: Ints  # where each tap lies in w
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
     work: float
 
-    @property
-    def sum(self) -> str:
-        """Type of the sums."""
-        return self.sides.sum
-
-    @property
-    def lanes(self) -> int:
-        """Sums in a row of a tile."""
-        return COLUMNS
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block of tiles."""
-        return self.registers.height
-
-    @property
-    def vectors(self) -> int:
-        """Tiles side by side."""
-        return self.registers.across
+    @cached_property
+    def registers(self) -> Registers:
+        """The sums of a block of tiles."""
+        return Registers(self.sides.sum, COLUMNS, self.tiles.across, self.tiles.height)
 
     @property
     def units(self) -> int:
@@ -325,13 +301,13 @@ class TileSums(Nest):
 
     @property
     def steps(self) -> float:
-        """Cycles of all threads: of plans for one machine, those with fewer are better."""
-        return self.work
+        """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
+        return 2 * self.work
 
     @property
     def row_room(self) -> int:
         """Rows of the sums of a part, rounded up to whole blocks."""
-        return up(self.parts.rows, self.rows)
+        return up(self.parts.rows, self.tiles.height)
 
     @property
     def tap_step(self) -> int:
@@ -360,7 +336,7 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", rows * box.x_pitch // 2),
             per_thread("y", outer * box.y_row),
-            per_thread("x_raw", 0 if box.x_pack.row_packed else self._raw(box.x_pack, box.x_pitch)),
+            per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )

@@ -16,7 +16,7 @@ from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..pack.rows import pack_box, zero
-from ..pack.unpack import Staging, unpack
+from ..pack.unpack import unpack
 from .emulation import Emulation
 from .pair import end_rows, pair_y, transpose_x
 from .records import TileSums
@@ -63,20 +63,18 @@ def write(plan: TileSums) -> str:
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
     sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
-    inputs = Elements(sides.dtype, plan.lanes, plan.sum, sides.converts_f16)
+    inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16")
     wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors
     clear = zero(m, moved)
     emulated = emulation(m, sides.dtype, plan.code.emulated)
-    rounds = plan.code.rounds_bf16 and not sides.accumulate
-    results = Results(Elements(sides.out_dtype, plan.lanes, plan.sum, sides.converts_f16, rounds), sides.accumulate)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, wide if box.x_pack.row_packed else moved, box.x_pack, clear),
-        end_rows(m, moved, box) if box.x_pack.row_packed else transpose_x(m, box),
+        inputs, results, emulated, clear, pack_box(m, wide if box.row_packed else moved, box.x_pack, clear),
+        end_rows(m, moved, box) if box.row_packed else transpose_x(m, box),
         None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
         _tile(m, plan, emulated, plan.vectors),
-        _tile(m, plan, emulated, across) if across else None, unpack(m, results, _staging(plan)),
-        _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.registers.configuration()),
+        _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
+        _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
         {
             "entries": m.table("entries", box.entries),
             "runs": m.table("runs", [start for run in box.runs for start in run]),
@@ -85,14 +83,12 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     )  # fmt: skip
 
 
-def _staging(plan: TileSums) -> Staging:
-    """How sums are written: those of a part, or if taps are outside, those of a tap."""
-    parts, taps = plan.parts, len(plan.weights)
-    _, x_step, y_step = plan.sides.w_channel
-    extents = (1, 1, plan.row_room, taps) if parts.taps_inside else (1, 1, 1, plan.row_room)
-    steps = (0, 0, x_step, 1) if parts.taps_inside else (0, 0, 0, x_step)
-    whole = plan.sides.channels[1] % plan.lanes == 0
-    return Staging(extents, steps, y_step, plan.box.y_pitch, parts.one_row, parts.rounds_first, whole)
+def _elements(plan: TileSums) -> tuple[Elements, Results]:
+    """How x and y are read and w is written."""
+    sides = plan.sides
+    inputs = Elements(sides.dtype, plan.lanes, plan.sum, sides.converts_f16)
+    rounds = plan.code.rounds_bf16 and not sides.accumulate
+    return inputs, Results(replace(inputs, dtype=sides.out_dtype, rounds_bf16=rounds), sides.accumulate)
 
 
 def _repair(m: Module, plan: TileSums, inputs: Elements) -> NanRepair:
@@ -106,7 +102,7 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     """A function that adds the products of a box to a block of so many tiles side by side, for one tap: (x, y, sums,
     whether they begin, long rows along each axis, steps of one, and a file of registers).
     """
-    block, box, item = plan.registers, plan.box, plan.item
+    block, box, item = plan.tiles, plan.box, plan.item
     counts = [f"i:n{i}" for i in range(box.flat)]
     f = m.function(
         f"tile_{across}", ["p:x", "p:y", "p:sums", "i:fresh", *counts, "i:steps", *(["p:file"] if emulated else [])]
@@ -203,8 +199,8 @@ class _Kernel:
         """Rows of a box of x: packed as such, or packed and transposed."""
         f, box, functions = self.f, self.plan.box, self.functions
         storage, runs = functions.inputs.storage, len(box.runs)
-        to = self.at["x" if box.x_pack.row_packed else "x_raw"]
-        pitch = 1 if box.x_pack.row_packed else box.x_pack.pitch
+        to = self.at["x" if box.row_packed else "x_raw"]
+        pitch = 1 if box.row_packed else box.x_pack.pitch
         with f.loop(0, runs) as run:
             table = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
             corner = [
@@ -212,7 +208,7 @@ class _Kernel:
                 for i, (s, a) in enumerate(zip(start, box.axes, strict=True))
             ]
             f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
-        if box.x_pack.row_packed:
+        if box.row_packed:
             f.call(functions.end_x, to, rows)
             return
         entries = runs * box.run_entries

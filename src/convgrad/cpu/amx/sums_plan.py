@@ -10,7 +10,8 @@ from math import ceil, prod
 
 from ...spec.problem import Problem
 from ..ir.vectors import sum_type
-from ..pack.box import PackBox
+from ..pack.box import PackBox, packer
+from ..pack.unpack import Staging, unpacker
 from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
 from ..plan.bits import (
     MOST_SLICES,
@@ -47,11 +48,12 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
     box = lay_out(sides, shape, axes, parts, target)
-    registers = choose_registers(parts, tuned)
+    block = choose_tiles(parts, tuned)
     plain = all(a.k == 1 and a.pad == 0 for a in shape.axes) and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
-        sides, box, parts, registers, weights, tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
-        work(sides, box, parts, registers, tuned), threads=threads,
+        sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
+        tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
+        work(sides, box, parts, block, tuned), threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -107,12 +109,24 @@ def cut_parts(sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], th
         up(ceil(n / count), COLUMNS) if count > 1 else n for n, count in zip(sides.channels, parts(), strict=True)
     )
     row_parts, column_parts = ceil(sides.channels[0] / rows), ceil(sides.channels[1] / columns)
-    _, x_step, y_step = sides.w_channel
+    y_step = sides.w_channel[2]
     taps_inside = len(weights) > 1 and y_step != 1 and weights == tuple(range(len(weights)))
-    one_row = taps_inside and x_step == len(weights)
-    transposed = (taps_inside and (one_row or len(weights) > COLUMNS)) or (not taps_inside and rows > COLUMNS)
-    rounds_first = sides.out_dtype in ("bf16", "f16") and transposed and not sides.accumulate
-    return SumParts(rows, columns, row_parts, column_parts, slices, taps_inside, one_row, rounds_first)
+    return SumParts(rows, columns, row_parts, column_parts, slices, taps_inside)
+
+
+def stage_results(sides: Sides, parts: SumParts, taps: int, rows: int) -> Staging:
+    """How sums are written to w: those of a part, or if taps are outside, those of a tap. There is room for `rows`."""
+    _, x_step, y_step = sides.w_channel
+    one_row = parts.taps_inside and x_step == taps
+    extents = (1, 1, rows, taps) if parts.taps_inside else (1, 1, 1, rows)
+    steps = (0, 0, x_step, 1) if parts.taps_inside else (0, 0, 0, x_step)
+    longest_row = rows * taps if one_row else extents[3]
+    rounds_first = sides.out_dtype in ("bf16", "f16") and longest_row > COLUMNS and not sides.accumulate
+    whole = sides.channels[1] % COLUMNS == 0
+    return Staging(
+        unpacker(y_step, steps[-1], COLUMNS), extents, steps, y_step, up(parts.columns, COLUMNS), one_row, rounds_first,
+        whole,
+    )  # fmt: skip
 
 
 def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target) -> Box:
@@ -131,13 +145,15 @@ def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts,
     by_rows = row.stride == 1 != sides.x_channel[1] and row.step <= most_packed_stride(target)
     x_pack = PackBox(
         "pack_x", tuple(a.pack for a in axes), sides.x_channel[1], x_pitch if by_rows else pitch(parts.rows, STEP),
-        parts.rows if x % parts.rows == 0 else None, row_packed=by_rows,
+        channels=parts.rows if x % parts.rows == 0 else None,
     )  # fmt: skip
+    x_pack = replace(x_pack, packer=packer(x_pack, COLUMNS, row_packed=by_rows))
     y_pack, y_steps = None, tuple(a.y_step for a in shape.axes)
     if sides.y_channel[1] != 1:
         y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, sizes, strict=True))
         known = parts.columns if y % parts.columns == 0 else None
-        y_pack = PackBox("pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP), known)
+        y_pack = PackBox("pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP), channels=known)
+        y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS))
         y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
     room = (parts.rows, parts.columns)
     return Box(
@@ -153,7 +169,7 @@ def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
 # Registers.
 
 
-def choose_registers(parts: SumParts, tuned: RegisterTuning) -> Block:
+def choose_tiles(parts: SumParts, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
 
     def cost(block: Block) -> float:

@@ -12,6 +12,7 @@ import os
 from functools import lru_cache
 from hashlib import sha256
 
+from ...backend import Refusal
 from ...spec.problem import Problem
 from .. import BEGUN
 from ..target import Target
@@ -21,8 +22,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # Plans and code depend on every file below cpu/, and on these. A test compares them with what is imported there.
 OTHERS = ("dtypes.py", "spec/problem.py", "spec/table.py")
 
-Note = tuple[bytes, int, int] | str
-"""The key of a kernel's code, its workspace in bytes and its threads; or the reason why there is no kernel."""
+Note = tuple[bytes, int, int] | Refusal
+"""The key of a kernel's code, its workspace in bytes and its threads; or why there is no kernel."""
 
 
 def recall(problem: Problem, target: Target, num_threads: int) -> Note | None:
@@ -32,8 +33,8 @@ def recall(problem: Problem, target: Target, num_threads: int) -> Note | None:
     if content is None:
         return None
     text = content.decode()
-    if text.startswith("no: "):
-        return text.removeprefix("no: ")
+    if text.startswith("no\n"):
+        return Refusal(*text.split("\n")[1:])
     code, workspace, threads = text.split()
     return bytes.fromhex(code), int(workspace), int(threads)
 
@@ -42,7 +43,7 @@ def keep(problem: Problem, target: Target, num_threads: int, note: Note) -> None
     """Write a note for later processes."""
     key = _key(problem, target, num_threads)
     if key is not None and not _changed():
-        text = f"no: {note}" if isinstance(note, str) else f"{note[0].hex()} {note[1]} {note[2]}"
+        text = "\n".join(("no", *note)) if isinstance(note, Refusal) else f"{note[0].hex()} {note[1]} {note[2]}"
         store.put(key, text.encode())
 
 

@@ -3,7 +3,7 @@
 Machine code is loaded from here, so no file is trusted blindly. It counts only if its folder and the file itself belong
 to this user, nobody else may write them, and a checksum over key and content is right. Any other file is treated as
 missing, and is replaced when the code has been compiled again. The store never raises: if its folder cannot be used,
-nothing is stored.
+nothing is stored, and a user who named that folder is warned.
 
 CONVGRAD_CACHE=off turns it off, CONVGRAD_CACHE_DIR moves it, CONVGRAD_CACHE_SIZE bounds it ("64M", "1G", bytes).
 """
@@ -44,6 +44,12 @@ READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 COUNT = READ | os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
+NAMED = "CONVGRAD_CACHE_DIR"
+ADVICE = (
+    "Code is generated anew in every process; name a folder that you own and that others may not write to, or set "
+    "CONVGRAD_CACHE=off"
+)
+
 _said: set[str] = set()
 
 
@@ -58,12 +64,16 @@ def get(key: bytes) -> bytes | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        _say("read", error)
+        _say(f"cannot read the object cache: {_reason(error)}")
         return None
 
 
 def put(key: bytes, content: bytes) -> None:
-    """Store the content for the key, if that is possible."""
+    """Store the content for the key, if that is possible.
+
+    What could not be read is compiled and put, so it is enough to warn here.
+    """
+    path = None
     try:
         path, limit, size = folder(), _limit(), HEADER + len(content)
         if path is None or size > min(limit, LARGEST):
@@ -74,7 +84,11 @@ def put(key: bytes, content: bytes) -> None:
             if place.grown(size, limit):
                 place.trim(limit)
     except (OSError, ValueError) as error:
-        _say("write", error)
+        reason = _reason(error, path)
+        if os.environ.get(NAMED, ""):
+            warn_of_setting(NAMED, f"cannot be used: {reason}. {ADVICE}")
+        else:
+            _say(f"cannot write the object cache: {reason}")
 
 
 def folder() -> Path | None:
@@ -84,7 +98,7 @@ def folder() -> Path | None:
         return None
     if word not in ("", "on", "1", "yes", "true"):
         warn_of_setting("CONVGRAD_CACHE", "must be on or off; the cache stays on")
-    named = os.environ.get("CONVGRAD_CACHE_DIR", "")
+    named = os.environ.get(NAMED, "")
     if named:
         return Path(os.path.abspath(os.path.expanduser(named)))
     if sys.platform == "win32":
@@ -231,10 +245,19 @@ def _limit() -> int:
     return size_setting("CONVGRAD_CACHE_SIZE", DEFAULT_SIZE)
 
 
-def _say(what: str, error: Exception) -> None:
+def _reason(error: Exception, path: Path | None = None) -> str:
+    """Why the folder cannot be read or written, in a few words; of a path, whatever else than a folder it leads to."""
+    with suppress(OSError, ValueError):
+        if path is not None and path.is_symlink():
+            return "it is a symbolic link, which could be turned elsewhere; name the folder that it leads to"
+        if path is not None and path.exists() and not path.is_dir():
+            return "it is not a folder"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _say(text: str) -> None:
     """Log one line for a user who wonders why nothing is cached; the same problem is logged once."""
-    reason = getattr(error, "strerror", None) or str(error)
-    if (text := f"cannot {what} the object cache: {reason}") not in _said:
+    if text not in _said:
         import logging  # Imported here, because it takes time and most processes have nothing to log.
 
         _said.add(text)

@@ -7,12 +7,13 @@ Each channel c is computed on its own; y, for example, is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 
 from ...spec.problem import Ints, Problem
 from ..ir.vectors import sum_type
 from ..plan.axes import Axis, tap_offsets
-from ..plan.records import AxisMap, Nest, TapRanges, up
+from ..plan.records import AxisMap, Nest, Registers, TapRanges, up
 from ..plan.tuning import converts_f16
 from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
@@ -71,28 +72,15 @@ class Source:
 class Depthwise(Nest):
     """What both plans have."""
 
+    loads_each = True
+
     layer: Layer
     tile: Tile
 
-    @property
-    def sum(self) -> str:
-        """Type of the sums."""
-        return self.layer.sum
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a vector."""
-        return self.tile.lanes
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile."""
-        return self.tile.rows
-
-    @property
-    def vectors(self) -> int:
-        """Vectors in a row of a tile."""
-        return self.tile.vectors
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        return Registers(self.layer.sum, self.tile.lanes, self.tile.vectors, self.tile.rows)
 
 
 @dataclass(frozen=True)

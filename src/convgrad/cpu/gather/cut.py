@@ -50,6 +50,8 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
     phases, tap_table = phases_of(layer.axes, maps, steps)
     few = layer.cin * tiling.rows <= sums.per_step * tuning(tile.target).gather.unrolled
     unrolled = few and tile.vectors == 1 and sums.chunks == 1 and tile.lane_groups is None
+    if sums.pairs:  # Boxes are chosen as without them; but a pair is one step.
+        total -= columns * costs.steps(box, tiling) / 2
     total *= layer.groups
     return Cut(tiling.rows, tiling.short, unrolled, tiling.split, maps, packs, phases, tap_table, total)
 
@@ -57,8 +59,7 @@ def cut_pixels(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Out
 def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> TileCosts:
     """What tiles in boxes cost."""
     tuned = tuning(tile.target)
-    second = tuned.gather.second_tile
-    price = 4 * second if tile.last_vectors else second  # a second tile is two more functions if a block is narrower
+    price = tuned.gather.second_tile * (tuned.gather.narrow_last if tile.last_vectors else 1)
     if tile.lane_groups:
         price = 1e9  # a share that nothing saves: there is none
     last = layer.axes[-1]
@@ -70,13 +71,13 @@ def _tile_costs(layer: Layer, tile: Tile, source: Source, output: Output) -> Til
 
 def _boxes(layer: Layer, tile: Tile, sums: Sums, source: Source, output: Output) -> BoxSearcher:
     """What boxes may take, and what they cost beside their products."""
-    pixel_bytes, budget = source.pitch * layer.item, tile.target.l2 // 3
+    tuned = tuning(tile.target)
+    pixel_bytes, budget = source.pitch * layer.item, tile.target.l2 // tuned.gather.packed_part
     if output.staged:  # The sums of a block of channels lie beside the packed input.
-        pixel_bytes, budget = pixel_bytes + tile.block * layer.item, tile.target.l2 // 2
+        pixel_bytes, budget = pixel_bytes + tile.block * layer.item, tile.target.l2 // tuned.gather.staged_part
     groups = groups_per_task(layer, tile)
     if groups > 1:
         pixel_bytes += groups * (layer.cin * layer.size + layer.cout * layer.out_size)
-    tuned = tuning(tile.target)
     vector = tuned.boxes.pack if layer.in_channel[1] == 1 else tuned.boxes.pack_transposed
     needs = BoxNeeds(
         pixel_bytes, budget, sums.most_pixels,

@@ -13,9 +13,8 @@ from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import size_of
-from ..pack.box import PackBox
 from ..pack.rows import pack_box, zero
-from ..pack.unpack import Staging, unpack
+from ..pack.unpack import unpack
 from ..pack.weights import block_lanes, pack_weights
 from ..plan.records import busy_tiles
 from .fold import unfold
@@ -71,7 +70,7 @@ def _functions(m: Module, plan: Gather) -> _Functions:
         tap_table,
         phases,
         pack_weights(m, plan.weights, tap_offsets),
-        None if plan.source.in_place else _pack_box(m, plan, moved, clear),
+        None if plan.pack is None else pack_box(m, moved, plan.pack, clear),
         list_pixels(m, plan, phases),
         {rows: _tiles(m, plan, results, rows) for rows in (cut.rows, cut.short_rows) if rows},
         _finish(m, plan, results),
@@ -87,17 +86,6 @@ def _elements(plan: Gather) -> tuple[Elements, Results]:
     return inputs, Results(rounded, layer.accumulate, plan.output.stream)
 
 
-def _pack_box(m: Module, plan: Gather, moved: Elements, clear: Function) -> Function:
-    """The function that packs the input of a box."""
-    source = plan.source
-    # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
-    box = PackBox(
-        "pack", plan.cut.packs, plan.layer.in_channel[1], source.pitch, source.channels, zero_rest=plan.sums.odd,
-        interleave=source.interleaved,
-    )  # fmt: skip
-    return pack_box(m, moved, box, clear)
-
-
 def _tiles(m: Module, plan: Gather, results: Results, rows: int) -> tuple[Function, Function | None]:
     """The tiles of so many rows."""
     last = plan.tile.last_vectors
@@ -107,15 +95,9 @@ def _tiles(m: Module, plan: Gather, results: Results, rows: int) -> tuple[Functi
 
 def _finish(m: Module, plan: Gather, results: Results) -> Function | None:
     """The function that writes the staging of a box to the tensor."""
-    layer, cut, fold = plan.layer, plan.cut, plan.tile.fold
-    if fold is not None:
-        return unfold(m, plan, fold, results)
-    if not plan.output.staged:
-        return None
-    steps = tuple(a.out_step for a in cut.maps)
-    whole = layer.cout % plan.lanes == 0
-    staging = Staging(cut.region, steps, layer.out_channel[1], plan.block, cut.row_contiguous, plan.round_first, whole)
-    return unpack(m, results, staging)
+    if plan.tile.fold is not None:
+        return unfold(m, plan, plan.tile.fold, results)
+    return None if plan.staging is None else unpack(m, results, plan.staging)
 
 
 # The loops.

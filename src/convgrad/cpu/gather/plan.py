@@ -13,7 +13,8 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..ir.convert import Elements
 from ..ir.vectors import sum_type
-from ..pack.box import transposable
+from ..pack.box import PackBox, packer, transposable
+from ..pack.unpack import Staging, unpacker
 from ..pack.weights import PackWeights, WeightPacker
 from ..plan.axes import inside, simplify, spans, tap_offsets
 from ..plan.bits import (
@@ -37,7 +38,7 @@ from ..plan.bits import (
     vector_widths,
 )
 from ..plan.prefetch import Lines, Prefetch, lines
-from ..plan.records import Declined, LaneGroups, Plan, busy_tiles, pitch, up
+from ..plan.records import LaneGroups, Plan, busy_tiles, pitch, refuse, up
 from ..plan.tuning import converts_f16, half_width_text, streams, tile, tuning
 from ..target import Target
 from .cut import cut_pixels, cut_tasks
@@ -63,7 +64,7 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     layer = as_gather(p, target)
     if prod(layer.out_strides) > MOST_PHASES:
         reason = f"strides {p.stride} divide the results into more than {MOST_PHASES} phases"
-        return Declined(reason, f"strides whose product is at most {MOST_PHASES}")
+        return refuse(reason, f"strides whose product is at most {MOST_PHASES}")
     layer, tile = fill_lanes(layer, target)
     sums = cut_sums(layer, tile)
     source = read_input(layer, tile, sums)
@@ -76,8 +77,8 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     if p.bytes > target.l2:
         prefetch, weights_step = prefetch_next(layer, tile, sums, output, cut, task)
     made = Gather(
-        layer, tile, sums, source, output, cut, task, weights, rounds_first(layer, tile, output, cut), prefetch,
-        weights_step, threads=threads,
+        layer, tile, sums, source, output, cut, task, pack_input(layer, tile, sums, source, cut),
+        stage_results(layer, tile, output, cut), weights, prefetch, weights_step, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -234,7 +235,28 @@ def write_results(layer: Layer, tile: Tile, sums: Sums, many: bool) -> Output:
     return Output(staged, stream, prefetch=not stream and tile.fold is None)
 
 
-def rounds_first(layer: Layer, tile: Tile, output: Output, cut: Cut) -> bool:
+def pack_input(layer: Layer, tile: Tile, sums: Sums, source: Source, cut: Cut) -> PackBox | None:
+    """How the input of a box is packed, if it is."""
+    if source.in_place:
+        return None
+    # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
+    step = layer.in_channel[1]
+    box = PackBox("pack", cut.packs, step, source.pitch, channels=source.channels, zero_rest=sums.odd)
+    return replace(box, packer=packer(box, tile.lanes, interleave=source.interleaved))
+
+
+def stage_results(layer: Layer, tile: Tile, output: Output, cut: Cut) -> Staging | None:
+    """How sums that wait are written to the tensor, but for those of neighbours side by side: fold.py does that."""
+    if not output.staged or tile.fold is not None:
+        return None
+    steps, channel_step = tuple(m.out_step for m in cut.maps), layer.out_channel[1]
+    return Staging(
+        unpacker(channel_step, steps[-1], tile.lanes), cut.region, steps, channel_step, tile.block, cut.row_contiguous,
+        _rounds_first(layer, tile, output, cut), whole=layer.cout % tile.lanes == 0,
+    )  # fmt: skip
+
+
+def _rounds_first(layer: Layer, tile: Tile, output: Output, cut: Cut) -> bool:
     """Whether sums are rounded before they are transposed: results have two bytes, and rows are longer than a vector.
 
     A vector then holds two pixels of each channel.
@@ -264,6 +286,7 @@ def choose_weight_packer(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
         packer, Elements(layer.dtype, lanes, layer.sum, layer.converts_f16), layer.w_strides, taps,
         outputs=layer.cout, channels=sums.channels, chunk=sums.chunk, pairs=sums.pairs, odd=sums.odd, block=tile.block,
         last_block=tile.last_block, lane_groups=tile.lane_groups, fold=tile.fold.table if tile.fold else None,
+        outputs_first=out_step > in_step,
     )  # fmt: skip
 
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from math import ceil, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..ir.vectors import size_of
+from ..pack.box import PackBox
+from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
 from ..plan.axes import Axis
 from ..plan.prefetch import Prefetch
-from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, pieces
+from ..plan.records import AxisMap, LaneGroups, Nest, Packed, Phase, Registers, pieces
 from ..plan.workspace import Buffer, per_thread, shared
 from ..target import Target
 
@@ -248,32 +251,18 @@ class Gather(Nest):
     output: Output
     cut: Cut
     task: Task
+    pack: PackBox | None  # how the input of a box is packed; None if it is read in place
+    staging: Staging | None  # how sums that wait are written; None if none do, or neighbours side by side
     weights: PackWeights
-    round_first: bool  # sums are rounded before they are transposed
     prefetch: Prefetch | None  # the input of the next box, where this one's results go, and a part of the next weights
     weights_step: int  # bytes between the weights that one box prefetches and the next; 0: they are not prefetched
 
     # What all plans have.
 
-    @property
-    def sum(self) -> str:
-        """Type of the sums."""
-        return self.layer.sum
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a vector."""
-        return self.tile.lanes
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile."""
-        return self.cut.rows
-
-    @property
-    def vectors(self) -> int:
-        """Vectors in a row of a tile."""
-        return self.tile.vectors
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        return Registers(self.layer.sum, self.tile.lanes, self.tile.vectors, self.cut.rows)
 
     @property
     def tasks(self) -> int:

@@ -1,6 +1,6 @@
-"""What a packer is told: how a box of a tensor lies there, and how it is to lie in a buffer; and which packer that is.
+"""What a packer is told: how a box of a tensor lies there, how it is to lie in a buffer, and which packer does it.
 
-No code is written here.
+`packer` chooses, for planners. No code is written here.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ class PackBox:
     axes: tuple[Packed, ...]
     channel_step: int  # elements between channels of the tensor
     pitch: int  # elements, or pairs, between entries of the packed box; if row-packed, elements between channels
+    packer: Packer = Packer.ELEMENTS
     channels: int | None = None  # how many, if they are always as many
     zero_rest: bool = False  # the rest of the last vector of channels is zero
-    interleave: bool = False  # channels are few and fill the pitch
     pairing: Pairing = Pairing.NONE
     pair: tuple[int, int] = (1, 1)  # pixels between those of a pair, and between the first of a pair and of the next
     image_step: int | None = None  # elements from a pixel to that of the other image, if these are paired
-    row_packed: bool = False
     first: int | None = None  # where the last axis starts, if row-packed and always the same
 
     @property
@@ -86,9 +85,12 @@ class PackBox:
         return self.pitch == self.channels == last.stride and last.step == len(self.members) == 1
 
 
-def packer(box: PackBox, lanes: int) -> Packer:
-    """The packer of a box, for vectors of so many lanes."""
-    if box.row_packed:
+def packer(box: PackBox, lanes: int, *, row_packed: bool = False, interleave: bool = False) -> Packer:
+    """The packer for a box, with vectors of so many lanes.
+
+    It may be asked for row-packing, or to interleave channels that are few and fill the pitch.
+    """
+    if row_packed:
         return Packer.ROWS
     if box.pairing is Pairing.CHANNELS:
         return Packer.PAIR_CHANNELS
@@ -101,7 +103,7 @@ def packer(box: PackBox, lanes: int) -> Packer:
         follow = box.channels == last.stride == box.pitch - 1 and last.step == 1
         return Packer.COPY_ZERO if box.zero_rest and follow and lanes % box.pitch == 0 else Packer.COPY_PIXELS
     contiguous = last.stride == 1 and last.step <= MOST_STEP
-    if box.interleave and box.channels is not None and contiguous:
+    if interleave and box.channels is not None and contiguous:
         return Packer.INTERLEAVE
     if contiguous and transposable(lanes):
         return Packer.TRANSPOSE if box.image_step is None else Packer.TRANSPOSE_IMAGES

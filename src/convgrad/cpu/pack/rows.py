@@ -1,6 +1,6 @@
 """Boxes of a tensor packed row by row: padding, layout and element type are dealt with here, and tiles need no bounds.
 
-`pack_box` uses the packer that `packer` in box.py names. Copies and row-packing are in this file, transposes in
+`pack_box` uses the packer that the box names. Copies and row-packing are in this file, transposes in
 transpose.py, pairs of bf16 in pairs.py.
 """
 
@@ -16,7 +16,7 @@ from ..ir.loops import each_vector
 from ..ir.shuffle import interleave, shuffle
 from ..ir.vectors import size_of
 from ..plan.records import Packed
-from .box import PackBox, Packer, Pairing, packer
+from .box import PackBox, Packer, Pairing
 from .pairs import ROW, pair_channels, pair_copied, pair_pixels
 from .transpose import interleaved, square, square_of_images, thinned
 
@@ -40,17 +40,16 @@ def pack_box(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
     Entries outside the tensor become zeros. Whole vectors are written, and up to a vector of pixels beyond the end.
     Pairs by a copy take one more argument: see `pair_copied`.
     """
-    chosen = packer(box, n.lanes)
-    if chosen is Packer.ROWS:
+    if box.packer is Packer.ROWS:
         return _pack_by_channel(m, n, box, clear)
     f = m.function(box.name, BOX)
     source, packed, *starts, channels = f.args
-    if chosen is Packer.PAIR_CHANNELS:
+    if box.packer is Packer.PAIR_CHANNELS:
         pack_row = pair_channels(m, n, box)
-    elif chosen is Packer.PAIR_PIXELS:
+    elif box.packer is Packer.PAIR_PIXELS:
         pack_row = pair_pixels(m, n, box, clear)
     else:
-        pack_row = _row(m, n, box, clear, chosen)
+        pack_row = _row(m, n, box, clear)
     last, width = box.axes[-1], box.row_elements
     with _rows(m, f, box, starts) as (row, inside, offset):
         to = f.at(packed, f.mul(row, width), n.sum)
@@ -103,7 +102,7 @@ def _coordinate(m: Module, f: Function, table: str, axis: Packed, place: tuple[V
 # A row, pixel by pixel.
 
 
-def _row(m: Module, n: Elements, box: PackBox, clear: Function, chosen: Packer) -> Function:
+def _row(m: Module, n: Elements, box: PackBox, clear: Function) -> Function:
     """A function that packs pixels along the last axis: (row, packed, first coordinate, channels)."""
     f = m.function(f"{box.name}_row", ROW)
     _, to, first, _ = f.args
@@ -115,11 +114,7 @@ def _row(m: Module, n: Elements, box: PackBox, clear: Function, chosen: Packer) 
     low = f.min(below, axis.count)
     high = f.max(low, f.min(left, axis.count))
     f.call(clear, to, f.mul(low, pitch))
-    if chosen in (Packer.TRANSPOSE, Packer.TRANSPOSE_IMAGES, Packer.INTERLEAVE):
-        _transpose(f, n, box, chosen, (low, high))
-    else:
-        write = {Packer.COPY_ROWS: _copy_rows, Packer.COPY_ZERO: _copy_zero, Packer.COPY_PIXELS: _copy_pixels}
-        write.get(chosen, _elements)(f, n, box, low, high)
+    ROW_PACKERS[box.packer](f, n, box, low, high)
     f.call(clear, f.at(to, f.mul(high, pitch), n.sum), f.mul(f.sub(axis.count, high), pitch))
     return f
 
@@ -163,20 +158,22 @@ def _copy(f: Function, n: Elements, source: str, to: str, count: Value) -> None:
     each_vector(f, n, count, UNROLL, move)
 
 
-def _transpose(f: Function, n: Elements, box: PackBox, chosen: Packer, ends: tuple[Value, Value]) -> None:
-    """Squares of pixels by channels, or vectors of pixels of a few channels. A short last square writes garbage beyond
-    the row, which whatever comes next overwrites.
+def _interleave(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -> None:
+    """Vectors of pixels of a few channels. A short last one writes garbage beyond the row, as a short square does."""
+    row, to, first, _ = f.args
+    interleave_few = interleaved(f.module, n, box)
+    with f.loop(low, high, n.lanes) as i:
+        source = f.at(row, f.add(first, f.mul(i, box.axes[-1].step)), n.storage)
+        f.call(interleave_few, source, f.at(to, f.mul(i, box.entry_pitch), n.sum), f.sub(high, i))
+
+
+def _transpose(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -> None:
+    """Squares of pixels by channels. A short last square writes garbage beyond the row, which whatever comes next
+    overwrites.
     """
     row, to, first, channels = f.args
     m, step, pitch = f.module, box.axes[-1].step, box.entry_pitch
-    low, high = ends
-    if chosen is Packer.INTERLEAVE and box.channels is not None:
-        interleave_few = interleaved(m, n, box, box.channels)
-        with f.loop(low, high, n.lanes) as i:
-            source = f.at(row, f.add(first, f.mul(i, step)), n.storage)
-            f.call(interleave_few, source, f.at(to, f.mul(i, pitch), n.sum), f.sub(high, i))
-        return
-    transposed = square(m, n, box) if chosen is Packer.TRANSPOSE else square_of_images(m, n, box)
+    transposed = square(m, n, box) if box.packer is Packer.TRANSPOSE else square_of_images(m, n, box)
     last = f.sub(channels, 1)
     with f.loop(0, channels, n.lanes) as c, f.loop(low, high, n.lanes) as i:
         source = f.at(row, f.add(f.mul(c, box.channel_step), first, f.mul(i, step)), n.storage)
@@ -196,6 +193,16 @@ def _elements(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -
                 value = n.load_one(f, f.at(source, f.add(f.mul(c, box.channel_step), shift), n.storage))
                 f.store(value, f.at(pixel, f.add(f.mul(c, len(members)), t), n.sum), n.sum, size_of(n.sum))
 
+
+ROW_PACKERS = {
+    Packer.COPY_ROWS: _copy_rows,
+    Packer.COPY_ZERO: _copy_zero,
+    Packer.COPY_PIXELS: _copy_pixels,
+    Packer.INTERLEAVE: _interleave,
+    Packer.TRANSPOSE: _transpose,
+    Packer.TRANSPOSE_IMAGES: _transpose,
+    Packer.ELEMENTS: _elements,
+}
 
 # Row-packed: channel by channel.
 

@@ -123,14 +123,14 @@ def square_of_images(m: Module, n: Elements, box: PackBox) -> Function:
     return f
 
 
-def interleaved(m: Module, n: Elements, box: PackBox, channels: int) -> Function:
+def interleaved(m: Module, n: Elements, box: PackBox) -> Function:
     """A function that interleaves a vector of pixels of a few channels: (tensor, packed, pixels that are there).
 
     Channels beyond those of the tensor, up to the pitch, are zeros.
     """
     f = m.function(f"{box.name}_interleave", ["p:from", "p:to", "i:pixels"])
     source, to, pixels = f.args
-    step, pitch = box.axes[-1].step, box.pitch
+    step, pitch, channels = box.axes[-1].step, box.pitch, box.channels or 0
     wide = replace(n, lanes=n.lanes * step)
     mask = wide.mask(f, f.add(f.mul(f.sub(pixels, 1), step), 1))
     rows = [thinned(f, n, f.at(source, c * box.channel_step, n.storage), step, mask) for c in range(channels)]

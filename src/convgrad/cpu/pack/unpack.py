@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from ...spec.problem import Ints
@@ -29,10 +30,19 @@ class Square:
     whole: bool = False  # there are always as many channels as lanes
 
 
+class Unpacker(Enum):
+    """How staged sums are written to the tensor."""
+
+    SQUARES = "squares"  # pixels are contiguous there: squares of pixels by channels are transposed
+    CHANNELS = "channels"  # channels are: vectors of them are copied
+    ELEMENTS = "elements"  # nothing is: one after another
+
+
 @dataclass(frozen=True)
 class Staging:
     """How output staging lies in its buffer, [extents of the axes][pitch], and where it goes."""
 
+    unpacker: Unpacker
     extents: Ints
     steps: Ints  # elements between neighbours along each axis of the tensor
     channel_step: int
@@ -41,9 +51,12 @@ class Staging:
     round_first: bool  # see Square
     whole: bool
 
-    def transposed(self, lanes: int) -> bool:
-        """Whether squares are transposed: pixels are contiguous in the tensor."""
-        return self.channel_step != 1 and self.steps[3] == 1 and transposable(lanes)
+
+def unpacker(channel_step: int, pixel_step: int, lanes: int) -> Unpacker:
+    """How staged sums are written, given the elements between channels and between pixels of the tensor."""
+    if channel_step == 1:
+        return Unpacker.CHANNELS
+    return Unpacker.SQUARES if pixel_step == 1 and transposable(lanes) else Unpacker.ELEMENTS
 
 
 def unpack(m: Module, results: Results, staging: Staging) -> Function:
@@ -56,7 +69,7 @@ def unpack(m: Module, results: Results, staging: Staging) -> Function:
     n, extents, steps = results.elements, staging.extents, staging.steps
     n0, n1, n2, n3 = list[Value](counts)
     transposed = None
-    if staging.transposed(n.lanes):
+    if staging.unpacker is Unpacker.SQUARES:
         if staging.one_row:
             n2, n3 = 1, f.mul(n2, n3)
         square = Square(staging.channel_step, staging.pitch, staging.round_first, staging.whole)
@@ -67,7 +80,7 @@ def unpack(m: Module, results: Results, staging: Staging) -> Function:
         row_to = f.at(to, f.add(f.mul(e0, steps[0]), f.mul(e1, steps[1]), f.mul(e2, steps[2])), n.storage)
         if transposed is not None:
             _row_of_squares(f, n, staging, transposed, (row_from, row_to, n3))
-        elif staging.channel_step == 1:
+        elif staging.unpacker is Unpacker.CHANNELS:
             _row_of_channels(f, results, staging, (row_from, row_to, n3))
         else:
             _row_of_elements(f, results, staging, (row_from, row_to, n3))

@@ -47,6 +47,7 @@ class PackWeights:
     last_block: int  # lanes of the last one
     lane_groups: LaneGroups | None  # groups side by side in the lanes
     fold: Ints | None  # of each tap and lane: 0 if it has no weight; else 2*n + 1 if that is n-th in the tensor
+    outputs_first: bool  # channels out are the outer ones in the tensor, and are in the loops that follow it
 
     @property
     def per_step(self) -> int:
@@ -213,7 +214,7 @@ def _transpose_taps(m: Module, p: PackWeights, panel: _Panel) -> None:
         source = f.at(panel.source, corner, elements.storage)
         f.call(transpose, source, place, f.max(f.sub(panel.last, lane), 0), f.mul(panel.steps, panel.lanes))
 
-    if out_step > in_step:
+    if p.outputs_first:
         with f.loop(0, panel.lanes, p.lanes) as lane, f.loop(0, panel.steps) as step:
             transpose_one(lane, step)
     else:

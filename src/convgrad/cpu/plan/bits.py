@@ -3,9 +3,9 @@
 Floating-point sums depend on their order. Ours follows from the problem and from the kind of vectors, never from the
 number of threads, and never from a row of the table in tuning.py: that table may get a row for every CPU, and all
 CPUs with the same vectors still give equal results, bit for bit. Constants that the order of a sum depends on are here.
-Rules that use them, and have small factors of their own, are in wgrad/roles.py, wgrad/cut.py (`_bytes_of_pixel`,
-`_cut`) and depthwise/: they depend on problem and target alone. To change either changes results in their last bits:
-CHANGELOG must say so.
+Rules that use them are also in wgrad/roles.py, wgrad/cut.py (`cut_pixels` and what it calls), gather/plan.py, and
+depthwise/: they have no numbers of their own, and depend on problem and target alone. To change a constant or such a
+rule changes results in their last bits: CHANGELOG must say so.
 
 A sum is ordered by
 - `row_steps`: the vectors in a row of a tile. Chunks of channels and boxes of pixels are as large as the packed data of
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf
 
-from ..target import Target
+from ..target import LINE, Target
 
 TEAM = 4
 """The smallest number of threads that work is cut for. A sum has as many slices whatever the number of threads, so
@@ -82,6 +82,8 @@ ROW_CHANNELS = 256  # of a pixel in the second-level cache: more than that are n
 SPREAD_CHANNELS = 4  # vectors: so many channels in the rows take room beside those in the lanes. Not recorded
 FEW_TAPS = 4  # with no more, a line of the first-level cache serves few products. Origin not recorded
 BROADCAST_PART = 7, 4  # pixels take so much more room if what is broadcast lies beside them. Origin not recorded
+GROUP_LANES = 1, 2  # pixels take so much of their bytes if groups are in the lanes, on the side in the lanes,
+GROUP_ROWS = 2, 1  # and on the side in the rows. Origin not recorded
 GROUP_BLOCKS = 4  # blocks of groups in the lanes that a task takes, for whole cache lines. Origin not recorded
 OVERLAP_CUTS = 8  # ways to cut a row that are tried. Origin not recorded
 IN_PLACE_ROWS = 112  # for no more rows the side in the lanes is read in place
@@ -95,9 +97,23 @@ SLICE_BYTES = 5 << 18  # of the sums of all slices, if four of them fit
 # If each pixel of x is packed more than 2.5 times, a box is taken in which it is packed less than 0.6 times as often.
 OVERLAP, LESS_OVERLAP = 2.5, 0.6
 SHORTEST_ROW = 64  # pixels: rows are not cut shorter than this to reduce that overlap
+OVERLAP_BOX = 2  # and the box has up to so many times as many pixels
+WHOLE_LINES = 2  # a row is cut into whole cache lines if its pieces have so many. Origin not recorded
 LEAST_BOX = 16  # pixels of a box. Origin not recorded, as of the next two
 SLICED_BOXES = 16  # a sum over fewer boxes is not cut into slices; a slice has four boxes at least
 MOST_SLICES = 16  # for all units of the result together; if there are as many units, none is cut
+
+
+def spread_bytes(taps: int) -> int:
+    """Bytes that a pixel takes of what is spread beside it: lines that serve two pixels. With one tap these are used
+    once, and nothing should wait for them. Origin not recorded.
+    """
+    return LINE if taps == 1 else LINE // 2
+
+
+def half_line(item: int) -> int:
+    """Channels that fill half a cache line: groups of so many are packed, because the other half is not theirs."""
+    return LINE // (2 * item)
 
 
 def box_bytes(target: Target) -> tuple[int, int]:

@@ -9,7 +9,7 @@ wait. The numbers are in tuning.py, and so is the unit: a step is a vector times
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapreplace, nsmallest
@@ -66,15 +66,18 @@ class TileCosts:
 
     def best(self, box: Sequence[int]) -> tuple[float, Tiling]:
         """The fewest steps, and the tiling that takes them."""
-        totals = [(split, self.runs(box, split)) for split in self.splits]
         tiles = [*self.tiles, *((rows, 0) for rows in self.work.even_steps)]
-        tilings = (((*tile, split), total) for split, total in totals for tile in tiles)
-        steps, tiling = min((self._steps(box, tiling, total), tiling) for tiling, total in tilings)
+        found = []
+        for split in self.splits:
+            total, common = self.runs(box, split).items(), self.common(split[-1], box[-1])
+            found += [(self._steps(rows, short, total, common), (rows, short, split)) for rows, short in tiles]
+        steps, tiling = min(found)
         return steps, Tiling(*tiling)
 
     def steps(self, box: Sequence[int], tiling: Tiling) -> float:
         """The steps with given tiles."""
-        return self._steps(box, tiling, self.runs(box, tiling.split))
+        total, common = self.runs(box, tiling.split).items(), self.common(tiling.split[-1], box[-1])
+        return self._steps(tiling.rows, tiling.short, total, common)
 
     def runs(self, box: Sequence[int], split: Sequence[bool]) -> dict[int, int]:
         """For runs of so many pixels in a box, the products that each pixel takes, of all such runs together."""
@@ -88,15 +91,18 @@ class TileCosts:
             total[pixels] = total.get(pixels, 0) + often * (taps * self.work.channels + begin)
         return total
 
-    def _steps(self, box: Sequence[int], tiling: tuple[int, int, tuple[bool, ...]], total: dict[int, int]) -> float:
-        height, short, split = tiling
+    def _steps(self, height: int, short: int, total: Iterable[tuple[int, int]], common: int) -> float:
+        """The steps of all runs; `common` divides their pixels. Planning spends most of its time here."""
         whole, less = self.tile_steps.get((height, short), (self.tuned.uneven * height, 0.0))
-        if self.common(split[-1], box[-1]) % height == 0:
+        if common % height == 0:
             whole = self.work.even_steps.get(height, self.tuned.evenly_spaced * whole)
-        return sum(
-            products * ((n - short + height - 1) // height * whole + (0 < n % height <= short) * less)
-            for n, products in total.items()
-        )
+        if short == 0:
+            return sum([products * ((n + height - 1) // height * whole) for n, products in total])
+        up = height - 1 - short
+        return sum([
+            products * ((n + up) // height * whole + (less if 0 < n % height <= short else 0.0))
+            for n, products in total
+        ])  # fmt: skip
 
     def _tile_steps(self, height: int, short: int) -> tuple[float, float]:
         """The steps of a tile and of a second one, for each product of a pixel."""

@@ -7,9 +7,11 @@ How the records of axes are made is in axes.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, prod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from ...backend import Estimate, Refusal
 from ...spec.problem import Ints
 from ..ir.vectors import size_of
 from .bits import LEAST_ODD_PITCH
@@ -114,35 +116,49 @@ def busy_tiles(maps: tuple[AxisMap, ...], rows: int) -> int:
     return max(1, prod(w.box * len({s.residue for s in w.segments if s.taps}) for w in maps) // rows)
 
 
+class Registers(NamedTuple):
+    """The sums that a tile keeps in registers: their type, lanes of a vector, vectors in a row, rows."""
+
+    sum: str
+    lanes: int
+    vectors: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class Nest:
     """What all plans have: sums of a type, tasks, buffers, reasons. `nest` names the loop nest, as registry.py does."""
 
     nest: ClassVar[str]
+    loads_each: ClassVar[bool] = False  # each step loads an operand that no other step uses
     threads: int = field(kw_only=True)
     why: tuple[str, ...] = field(default=(), kw_only=True)
+    estimate: Estimate | None = field(default=None, kw_only=True)  # see estimate.py
 
-    if TYPE_CHECKING:  # a plan has these as fields, or from one of its records
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        raise NotImplementedError
 
-        @property
-        def sum(self) -> str:
-            """Type of the sums."""
-            ...
+    @property
+    def sum(self) -> str:
+        """Type of the sums."""
+        return self.registers.sum
 
-        @property
-        def lanes(self) -> int:
-            """Lanes of a vector."""
-            ...
+    @property
+    def lanes(self) -> int:
+        """Lanes of a vector."""
+        return self.registers.lanes
 
-        @property
-        def rows(self) -> int:
-            """Rows of a tile."""
-            ...
+    @property
+    def vectors(self) -> int:
+        """Vectors in a row of a tile."""
+        return self.registers.vectors
 
-        @property
-        def vectors(self) -> int:
-            """Vectors in a row of a tile."""
-            ...
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return self.registers.rows
 
     @property
     def block(self) -> int:
@@ -156,14 +172,14 @@ class Nest:
 
     @property
     def steps(self) -> float:
-        """Steps of the tiles, of all threads: a step adds a vector of products to a vector of sums. Where the plan was
-        chosen by what packing takes, that is counted, too.
+        """Steps of the tiles, of all threads: a step adds a vector of products, or of pairs of them, to a vector of
+        sums. Where the plan was chosen by what packing takes, that is counted, too.
         """
         raise NotImplementedError
 
     @property
-    def estimate(self) -> float:
-        """Steps of each thread, to compare plans of one machine. It is not a time: a pair of bf16 is two steps."""
+    def thread_steps(self) -> float:
+        """Steps of each thread."""
         return self.steps / self.threads
 
     @property
@@ -197,16 +213,13 @@ class Nest:
         return self.shared + self.threads * self.own_bytes
 
 
-@dataclass(frozen=True)
-class Declined:
-    """A problem that is left to the reference, why, and what would change that."""
-
-    reason: str
-    instead: str
-
-
 Made = Nest
-Plan = Made | Declined
+Plan = Made | Refusal
+
+
+def refuse(reason: str, instead: str = "") -> Refusal:
+    """Why a problem is left to the reference, and what would have kernels take it."""
+    return Refusal("cpu", reason, instead)
 
 
 def pitch(channels: int, lanes: int) -> int:

@@ -1,6 +1,6 @@
-"""The algorithms of the CPU engine, and the plan for a problem by the first of them that serves it.
+"""The algorithms of the CPU engine. A plan is made by the first of them that serves a problem.
 
-A plan is a pure function of problem, target and threads.
+It is a pure function of problem, target and threads.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ...backend import Refusal
 from ...spec.problem import Problem
 from ..target import Target
 from . import workspace
 from .bits import TEAM
-from .records import Declined, Made, Plan
+from .estimate import estimate
+from .records import Made, Plan, refuse
 
 
 class Algorithm(NamedTuple):
@@ -59,26 +61,28 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     while team < threads:
         team *= 2
     plan, bound = _cut(problem, target, team), workspace.bound(problem)
-    if team > TEAM and not isinstance(plan, Declined) and workspace.exceeds(plan, bound):
+    if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
-    if target.tiles.refused and problem.dtype in target.tiles.dtypes and not isinstance(plan, Declined):
+    if target.tiles.refused and problem.dtype in target.tiles.dtypes and not isinstance(plan, Refusal):
         plan = replace(plan, why=(*plan.why, f"without tile registers: {target.tiles.refused}"))
-    return plan if isinstance(plan, Declined) else _within(plan, bound, threads)
+    if not isinstance(plan, Refusal):
+        plan = _within(plan, bound, threads)
+    return plan if isinstance(plan, Refusal) else replace(plan, estimate=estimate(plan, problem, target))
 
 
 def _within(plan: Made, bound: int, threads: int) -> Plan:
     """The plan for as many threads as have tasks, and whose workspace is not more than the bound."""
     if plan.shared > bound:
         reason = f"{plan.shared >> 20} MiB of packed weights, most of it lanes without a channel"
-        return Declined(reason, "more channels in the result, or a smaller kernel")
+        return refuse(reason, "more channels in the result, or a smaller kernel")
     threads = min(threads, plan.tasks)
     most = workspace.threads(plan, bound)
     if most is None or most >= threads:
         return replace(plan, threads=threads)
     if most < 1:
         reason = f"{plan.own_bytes >> 20} MiB of packed data for one thread"
-        return Declined(reason, "a smaller kernel, or fewer channels")
+        return refuse(reason, "a smaller kernel, or fewer channels")
     why = f"{most} of {threads} threads: each takes {plan.own_bytes >> 20} MiB"
     return replace(plan, why=(*plan.why, why), threads=most)
 
@@ -90,7 +94,7 @@ def _cut(problem: Problem, target: Target, team: int) -> Plan:
         plan: Plan | None = _module(row.planner).plan(problem, target, team)
         if plan is not None:
             return plan
-    return Declined(f"no nest computes it by the algorithm {problem.algorithm!r}", "another algorithm")
+    return refuse(f"no nest computes it by the algorithm {problem.algorithm!r}", "another algorithm")
 
 
 def write(plan: Made) -> str:

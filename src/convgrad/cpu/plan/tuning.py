@@ -4,8 +4,8 @@
 add a row to KINDS and let `kind` find it. Finite results stay the same, bit for bit, but for the sign of
 a zero: where borders are cut decides that, and what an infinite weight makes there. See bits.py.
 
-Costs are counted in steps: a vector times one channel, added to a sum. Where channels are taken in pairs, a pair is
-two steps.
+Costs are counted in steps: a vector times one channel, added to a sum. While boxes are chosen, a pair of channels is
+two steps; of a plan that is made, it is one.
 
 Origins: what is called measured was measured on Zen 4 and Zen 5 when it was written, and unless a commit has figures,
 the runs were not kept. Nothing was measured on AVX2, NEON or baseline machines of their own: AVX2 code was timed on
@@ -100,6 +100,9 @@ class GatherTuning:
     tasks: int = 2  # for a thread
     cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
     cheap_steps: int = 16  # which it does if each input is used in so many steps
+    packed_part: int = 3  # a box's input takes one part in so many of Target.l2,
+    staged_part: int = 2  # or one in so many with the output staging beside it. Origins not recorded
+    narrow_last: int = 4  # times `second_tile`, if the last block is narrower: it is two more functions then
     block_waiting: float = 0.05  # of the time: if threads wait no longer, each may take a block of channels for itself
 
 
@@ -111,7 +114,13 @@ class WgradTuning:
     least_sums: int = 6  # vectors of sums in a tile, so that products need not wait for each other
     better: float = 1.02  # tasks of another shape must take so much less time. Origin not recorded
     prefetched_results: int = 1 << 16  # bytes of a tile that is written: so many are prefetched. Origin not recorded
-    least_height: int = 8  # rows of tiles that are looked at, or three fewer than there might be
+    least_height: int = 8  # rows of tiles that are looked at,
+    shorter_by: int = 3  # or so many fewer than there might be
+    part_tiles: int = 4  # the rows of a task are cut no lower than so many tiles,
+    least_part_tiles: int = 2  # or so many, where there are no more tasks than threads. Origins not recorded
+    uneven_tasks: int = 2  # for a thread, if tasks are of unequal size. Origin not recorded
+    most_cuts: int = 16  # into so many parts rows and lanes may be cut otherwise. Origin not recorded
+    pointwise_part: int = 4  # packed lanes that are pixels take one part in so many of Target.l2. Origin not recorded
     many_tasks: int = 8  # for a thread: if they are more it does not matter that the last ones are not for all
 
 
@@ -137,10 +146,22 @@ class RegisterTuning:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """How fast a machine of this kind is. Only estimates depend on it, and no plan: see estimate.py."""
+
+    steps: float  # of one thread, in a second
+    memory: float = 3e10  # bytes in a second, of all threads, if the tensors are larger than the last-level cache
+    cache: float = 6e10  # the same if they are not
+    begin: float = 6e-6  # seconds that a call takes before and after its work
+    loading: float = 2.2  # steps that a step takes if each loads an operand of its own, as in depthwise layers
+
+
+@dataclass(frozen=True)
 class Tuning:
     """The row of a kind of machine. What is prefetched follows from the boxes: see prefetch.py."""
 
     tiles: TileTuning
+    speed: Speed
     boxes: BoxCosts = BoxCosts()
     search: BoxSearch = BoxSearch()
     gather: GatherTuning = GatherTuning()
@@ -150,16 +171,22 @@ class Tuning:
 
 
 THIRTY_TWO = {1: 8, 2: 8, 3: 8, 4: 6}  # rows of tiles, with so many registers
-SIXTEEN = Tuning(TileTuning({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16), depthwise=DepthwiseTuning(8))
+SIXTEEN = TileTuning({1: 8, 2: 6}, group_sums=9, row_price=0.03, enough_rows=16)
+
+# Fitted on a Zen 5 of some 4.4 GHz by benchmarks/estimates.py; the others follow from the vectors in a cycle.
+TWO_PER_CYCLE, ONE_PER_CYCLE = Speed(8.2e9), Speed(4.1e9)
+
 KINDS = {
     # AVX-512, two vectors in each cycle: AMD Zen 5, Intel servers.
-    "two per cycle": Tuning(TileTuning(THIRTY_TWO, sum_rows=16, even_steps=HIGHER)),
+    "two per cycle": Tuning(TileTuning(THIRTY_TWO, sum_rows=16, even_steps=HIGHER), TWO_PER_CYCLE),
     # AVX-512 in two steps of 32 bytes: AMD Zen 4, with whole vectors and with vectors of half the width.
-    "double pumped": Tuning(TileTuning(THIRTY_TWO)),
-    "half width": Tuning(TileTuning({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER)),
-    "avx2": SIXTEEN,
-    "neon": Tuning(TileTuning(THIRTY_TWO)),
-    "baseline": SIXTEEN,
+    "double pumped": Tuning(TileTuning(THIRTY_TWO), ONE_PER_CYCLE),
+    "half width": Tuning(
+        TileTuning({**THIRTY_TWO, 5: 5, 6: 4, 7: 3}, whole_only=True, even_steps=HIGHER), TWO_PER_CYCLE
+    ),
+    "avx2": Tuning(SIXTEEN, TWO_PER_CYCLE, depthwise=DepthwiseTuning(8)),
+    "neon": Tuning(TileTuning(THIRTY_TWO), TWO_PER_CYCLE),
+    "baseline": Tuning(SIXTEEN, ONE_PER_CYCLE, depthwise=DepthwiseTuning(8)),
 }
 
 

@@ -17,11 +17,14 @@ from ..plan.bits import (
     BROADCAST_PART,
     FEW_TAPS,
     GROUP_BLOCKS,
+    GROUP_LANES,
+    GROUP_ROWS,
     KEPT_LINES,
     LEAST_BOX,
     LESS_OVERLAP,
     MOST_SLICES,
     OVERLAP,
+    OVERLAP_BOX,
     OVERLAP_CUTS,
     ROW_CHANNELS,
     SHORTEST_ROW,
@@ -30,7 +33,9 @@ from ..plan.bits import (
     SPREAD_CHANNELS,
     TEAM,
     THREAD_BYTES,
+    WHOLE_LINES,
     box_bytes,
+    spread_bytes,
     sum_bytes,
 )
 from ..plan.cost import busy
@@ -65,15 +70,15 @@ def _bytes_of_pixel(work: Work, roles: Roles, modes: Modes) -> tuple[int, int]:
     block, item = roles.block, work.item
     if roles.lane_groups:
         task_blocks = _task_blocks(roles)
-        return block * item * task_blocks // 2, 2 * block * item * task_blocks
+        both = block * item * task_blocks
+        return both * GROUP_LANES[0] // GROUP_LANES[1], both * GROUP_ROWS[0] // GROUP_ROWS[1]
     lane_bytes = block * (2 if work.pairs else item)
     row_bytes = pitch(min(roles.row_channels, ROW_CHANNELS), roles.lanes) * item
     rows_in_place = modes.rows is Mode.IN_PLACE
     if work.pairs and modes.rows is Mode.ROWS:
         row_bytes //= 2
     elif work.pairs and not rows_in_place and roles.row_channels >= SPREAD_CHANNELS * roles.lanes:
-        # What is spread, a part of a line for two pixels. With one tap it is used once, and should not wait.
-        lane_bytes += LINE if work.taps == 1 else LINE // 2
+        lane_bytes += spread_bytes(work.taps)
     if modes.lanes is Mode.IN_PLACE:
         # What is broadcast lies in lines of its own beside them.
         lane_bytes = lane_bytes * BROADCAST_PART[0] // BROADCAST_PART[1]
@@ -94,8 +99,8 @@ def _task_blocks(roles: Roles) -> int:
 def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     """Pixels that are packed at a time: the lane side in the first-level cache, the row side in most of the second.
 
-    A row that is cut is cut into whole cache lines, of `line` pixels each. Boxes overlap: where x
-    would be packed too often for pairs, there are twice as many pixels in a box, and rows are cut to take more of them.
+    A row is cut, if at all, into whole cache lines, of `line` pixels each. Boxes overlap in x: where, for pairs, its
+    pixels would be packed too often, a box may have more pixels, and rows are cut so that it has more rows.
     """
     axes = work.axes
     lane_room, row_room = box_bytes(work.target)
@@ -112,7 +117,7 @@ def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
             box[i] = longest(sizes[i], fits)
             if box[i] < sizes[i]:
                 whole = (up(box[i], line), box[i] // line * line) if i == len(axes) - 1 else ()
-                box[i] = next((b for b in whole if 2 * line <= b and fits(b)), box[i])
+                box[i] = next((b for b in whole if WHOLE_LINES * line <= b and fits(b)), box[i])
                 break
         return box
 
@@ -123,9 +128,10 @@ def _cut(work: Work, lane_bytes: int, row_bytes: int, line: int) -> list[int]:
     box = filled(sizes, most)
     if work.pairs and often(box) > OVERLAP:
         # Packing takes longer than reading what does not fit in the first-level cache.
-        fewest = ceil(sizes[-1] / (2 * most))
+        most *= OVERLAP_BOX
+        fewest = ceil(sizes[-1] / most)
         widths = (min(sizes[-1], up(ceil(sizes[-1] / cuts), line)) for cuts in range(fewest, fewest + OVERLAP_CUTS))
-        others = (filled([*sizes[:-1], width], 2 * most) for width in widths if width >= SHORTEST_ROW)
+        others = (filled([*sizes[:-1], width], most) for width in widths if width >= SHORTEST_ROW)
         box = next((other for other in others if often(other) < LESS_OVERLAP * often(box)), box)
     return box
 
@@ -176,7 +182,7 @@ def _height(work: Work, roles: Roles, channels: int) -> int:
     if target.tile:
         return min(highest, channels)
     tune = tuning(target)
-    lowest = min(highest - 3, tune.wgrad.least_height)
+    lowest = min(highest - tune.wgrad.shorter_by, tune.wgrad.least_height)
 
     def cost(rows: int) -> float:
         return ceil(channels / rows) * rows * shorter(tune.tiles, highest, roles.vectors, rows)
@@ -215,7 +221,8 @@ class Cutting(NamedTuple):
     def has_room(self, lane_part: int) -> bool:
         """Whether so many blocks of lanes, packed, are small enough."""
         pixels = self.pixels("y" if self.roles.row_side == "x" else "x")
-        room = self.work.target.l2 // 4 if self.work.pointwise else THREAD_BYTES
+        part = tuning(self.work.target).wgrad.pointwise_part
+        room = self.work.target.l2 // part if self.work.pointwise else THREAD_BYTES
         return lane_part * pixels * self.roles.block * self.work.item <= room
 
 
@@ -223,20 +230,23 @@ def _fitting_parts(cutting: Cutting) -> tuple[int, int]:
     """Parts (of lanes, of rows) whose sums stay in the second-level cache, and with work for every thread."""
     roles, threads, room = cutting.roles, cutting.threads, sum_bytes(cutting.work.target)
     channels, rows = roles.row_channels, cutting.height(roles.row_channels)
+    tune = tuning(cutting.work.target).wgrad
     row_part, lane_part = channels, roles.blocks
     while lane_part > 1 and lane_part * row_part * cutting.sum_bytes > room:
         lane_part = ceil(lane_part / 2)
-    while row_part > 4 * rows and lane_part * row_part * cutting.sum_bytes > room:
+    while row_part > tune.part_tiles * rows and lane_part * row_part * cutting.sum_bytes > room:
         row_part = ceil(row_part / 2)
     while lane_part > 1 and not cutting.has_room(lane_part):
         lane_part = ceil(lane_part / 2)
 
     # Of tasks of unequal size there are a few more.
     uneven = ceil(roles.lane_channels / roles.lanes) % roles.vectors > 0
-    while not cutting.balanced(tasks := cutting.tasks(lane_part, row_part)) or (uneven and tasks < 2 * threads):
+    while not cutting.balanced(tasks := cutting.tasks(lane_part, row_part)) or (
+        uneven and tasks < tune.uneven_tasks * threads
+    ):
         if lane_part > 1:
             lane_part = ceil(lane_part / 2)
-        elif row_part > (4 if tasks > threads else 2) * rows:
+        elif row_part > (tune.part_tiles if tasks > threads else tune.least_part_tiles) * rows:
             row_part = min(row_part - 1, ceil(channels / (ceil(channels / row_part) + 1)))
         else:
             break
@@ -244,7 +254,7 @@ def _fitting_parts(cutting: Cutting) -> tuple[int, int]:
 
 
 class PartCost(NamedTuple):
-    """What parts cost: each of the lanes packs all rows again, and conversely."""
+    """What parts cost: each part of the lanes packs all rows again, and each part of the rows all lanes."""
 
     cutting: Cutting
     row_copies: int  # elements packed for all rows
@@ -288,10 +298,12 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
     each, most = cutting.sum_bytes, max(sum_bytes(target), prod(first) * cutting.sum_bytes)
     most_rows = max(first[1], THREAD_BYTES // (cutting.pixels(roles.row_side) * cutting.work.item))
     balanced = cutting.balanced(cutting.tasks(*first))
-    lane_parts = {ceil(roles.blocks / n) for n in range(1, 17)}
+    lane_parts = {ceil(roles.blocks / n) for n in range(1, tune.most_cuts + 1)}
     # Rather than wait for each other, threads take small parts, of tiles that are just high enough.
-    least_rows = 2 * cutting.height(first[1]) if balanced else ceil(tune.least_sums / roles.vectors)
-    row_parts = {ceil(roles.row_channels / n) for n in range(1, min(16, max(1, roles.row_channels // least_rows)) + 1)}
+    few = ceil(tune.least_sums / roles.vectors)
+    least_rows = tune.least_part_tiles * cutting.height(first[1]) if balanced else few
+    cuts = min(tune.most_cuts, max(1, roles.row_channels // least_rows))
+    row_parts = {ceil(roles.row_channels / n) for n in range(1, cuts + 1)}
     found, least = first, cost.time(*first) / tune.better  # another shape must be worth it
     work = {parts: cost.work(*parts) for parts in product(lane_parts, row_parts)}
     for parts in sorted(work, key=work.__getitem__):

@@ -26,7 +26,7 @@ class _Kernel(NamedTuple):
     packers: dict[str, Function]
     tile: Function
     last_tile: Function | None
-    write_sums: Function
+    write_sums: Function | None  # None: tiles write all sums themselves
     entries: str
     ranges: str
 
@@ -75,7 +75,7 @@ def _kernel(m: Module, plan: WeightGradient) -> _Kernel:
     weights = m.table("tap_weights", plan.taps.weights)
     ranges = m.table("tap_ranges", [end for tap in plan.taps.ranges.valid for ends in tap for end in ends])
     body, last = tiles(m, plan, entries)
-    writer = write_sums(m, plan, weights)
+    writer = None if plan.output.direct else write_sums(m, plan, weights)
 
     frame = Frame(m, plan.buffers, plan.sum)
     tensors = {name: frame.tensors[role] for name, role in zip("xyw", plan.tensors.names, strict=True)}
@@ -102,7 +102,7 @@ def _sum_task(k: _Kernel, task: Value) -> None:
         coming = _coming(k, task, box, last)
         with f.loop(here.lane_start, here.lane_stop) as block:
             _sum_block(k, here, _Box(start, counts, packed, begins, ends, sums, coming), block)
-    if boxes.slices == 1 and not plan.output.direct:
+    if boxes.slices == 1:
         _write(k, here, sums, (0, plan.parts.tiles))
 
 
@@ -230,6 +230,8 @@ def _add_slices(k: _Kernel, item: Value) -> None:
 
 
 def _write(k: _Kernel, here: Place, sums: str, tiles: tuple[Value, Value]) -> None:
-    """Write the sums of some tiles of a task."""
+    """Write the sums of some tiles of a task, unless the tiles have done that."""
+    if k.write_sums is None:
+        return
     data = [k.tensors["x"], k.tensors["y"]] if k.plan.repairs else []
     k.frame.f.call(k.write_sums, sums, k.tensors["w"], *here, *tiles, *data)

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from ...spec.problem import Ints
-from ..pack.box import PackBox, Pairing
+from ..pack.box import PackBox, Pairing, packer
 from ..plan.axes import AXES, axis_maps, packed, phases_of
 from ..plan.records import AxisMap, Packed, entry_steps, pitch, up
 from .records import Boxes, Mode, Modes, Parts, Roles, Side, Terms
@@ -87,7 +87,7 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
         step = at_once if few else pitch(at_once, roles.lanes)
     axes, starts = _packed_axes(source, work.image_pairs)
     row, _ = starts[-1][-1]
-    pack = PackBox(
+    box = PackBox(
         name=f"pack_{name}",
         axes=axes,
         channel_step=source.channel[1],
@@ -96,9 +96,9 @@ def _side(work: Work, roles: Roles, parts: Parts, source: Source, whole: Sequenc
         pairing=_pairing(work, source),
         pair=source.pair,
         image_step=source.packs[3].stride if work.image_pairs else None,
-        row_packed=mode is Mode.ROWS,
         first=source.low[row] if mode is Mode.ROWS and name == "x" and whole[row] else None,
     )
+    pack = replace(box, packer=packer(box, roles.lanes, row_packed=mode is Mode.ROWS))
     *outer, last = (a * b for a, b in zip(_entry_steps(source, step), source.packed_stride, strict=True))
     if work.pairs:
         last = 2 * last // (1 if mode is Mode.IN_PLACE else source.pair[1])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ...spec.problem import Ints
 from ..pack.box import PackBox, Pairing
 from ..plan.prefetch import Prefetch
-from ..plan.records import LaneGroups, Nest, Packed, TapRanges
+from ..plan.records import LaneGroups, Nest, Packed, Registers, TapRanges
 from ..plan.workspace import Buffer, per_thread, shared
 
 
@@ -203,25 +203,10 @@ class WeightGradient(Nest):
     output: Output
     prefetch: Prefetch | None  # of the next box, of x and of y
 
-    @property
-    def sum(self) -> str:
-        """The type of the sums."""
-        return self.tensors.sum
-
-    @property
-    def lanes(self) -> int:
-        """Lanes of a vector."""
-        return self.roles.lanes
-
-    @property
-    def vectors(self) -> int:
-        """Vectors in a row of the tile."""
-        return self.roles.vectors
-
-    @property
-    def rows(self) -> int:
-        """Rows of the tile."""
-        return self.parts.rows
+    @cached_property
+    def registers(self) -> Registers:
+        """What a tile keeps in registers."""
+        return Registers(self.tensors.sum, self.roles.lanes, self.roles.vectors, self.parts.rows)
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -249,7 +234,7 @@ class WeightGradient(Nest):
         """Steps of all threads: every tile runs over all pixels, for each of its taps."""
         roles, parts = self.roles, self.parts
         tiles = roles.groups * roles.blocks * parts.row_parts * parts.tiles
-        return tiles * self.tile_taps * parts.rows * roles.vectors * prod(self.boxes.sizes)
+        return tiles * self.tile_taps * parts.rows * roles.vectors * prod(self.boxes.sizes) / roles.per_step
 
     @property
     def tile_taps(self) -> int:

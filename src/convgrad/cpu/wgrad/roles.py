@@ -22,6 +22,7 @@ from ..plan.bits import (
     dots,
     fit_lane_groups,
     fitted,
+    half_line,
     lane_group_steps,
     most_packed_stride,
     row_steps,
@@ -158,7 +159,7 @@ def _in_place(work: Work, row_side: str) -> tuple[bool, bool]:
     # elements that are read one after another are contiguous.
     exact = DTYPES[p.dtype].numpy == DTYPES[p.dtype].accumulator
     rows = exact and (1 in (channel, pixel) or row_channels == 1)
-    eight = work.lanes == row_channels == lane_channels == LINE // (2 * work.item) and target.registers >= 32
+    eight = work.lanes == row_channels == lane_channels == half_line(work.item) and target.registers >= 32
     evicting = not work.pointwise and same_sets(work, row_side)
     grouped = p.g > 1 and work.taps > 1
     if channel == 1 and grouped and (eight or (evicting and row_channels * work.item <= LINE)):

@@ -9,6 +9,7 @@ from ..emit.prefetch import Fetch, prefetch_contiguous
 from ..emit.tile import Accumulators
 from ..ir.builder import Function, Module, Value
 from ..ir.vectors import align_of
+from ..plan.records import LaneGroups
 from .records import Mode, WeightGradient
 from .sides import results
 
@@ -21,8 +22,8 @@ def tiles(m: Module, plan: WeightGradient, entries: str) -> tuple[Function, Func
 
     `entries` is a table of where the taps lie in x.
     """
-    if plan.roles.lane_groups:
-        return group_tile(m, plan, entries), None
+    if plan.roles.lane_groups is not None:
+        return group_tile(m, plan, plan.roles.lane_groups, entries), None
     last = plan.last_vectors
     return tile(m, "tile", plan, plan.vectors), tile(m, "tile_tail", plan, last) if last else None
 
@@ -64,14 +65,12 @@ def tile(m: Module, name: str, plan: WeightGradient, vectors: int) -> Function:
     return f
 
 
-def group_tile(m: Module, plan: WeightGradient, entries: str) -> Function:
-    """The same where groups are side by side in the lanes: rows are taps, and channels of x within a group.
+def group_tile(m: Module, plan: WeightGradient, groups: LaneGroups, entries: str) -> Function:
+    """The same with groups side by side in the lanes: rows are taps, and channels of x within a group.
 
     It takes x, y, the sums, whether they begin, the first tap, the pixels along each axis, and what it prefetches. Taps
     beyond the last repeat it.
     """
-    if plan.roles.lane_groups is None:
-        raise ValueError("there are no groups in the lanes of this plan")
     f = m.function("tile", ["p:x", "p:y", "p:sums", "i:fresh", "i:tap", *_COUNTS, *_fetch(plan)])
     x, y, sums, fresh, tap, *rest = f.args
     counts = rest[:4]
@@ -86,7 +85,7 @@ def group_tile(m: Module, plan: WeightGradient, entries: str) -> Function:
     with _pixels(f, plan, counts, operands) as (here, _):
         if fetch is not None:
             fetch.step()
-        accumulators.add_tap_groups(here[:-1], here[-1], _align(plan), *plan.roles.lane_groups)
+        accumulators.add_tap_groups(here[:-1], here[-1], _align(plan), *groups)
     _end(f, plan, accumulators, sums)
     return f
 

@@ -12,6 +12,7 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.vectors import size_of
 from ..pack.unpack import Square, transposed_sums, unpack_square
+from ..plan.records import LaneGroups
 from .records import WeightGradient, Writing
 from .sides import inputs, results
 
@@ -24,7 +25,8 @@ class _Writer(NamedTuple):
     results: Results
     to: str
     taps: str
-    transpose: Function | None
+    transpose_tile: Function | None  # with TRANSPOSED_TILES
+    transpose_taps: Function | None  # with TRANSPOSED_TAPS
 
     @property
     def n(self) -> Elements:
@@ -36,23 +38,24 @@ def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
     """A function that writes a task's sums to w.
 
     It takes the sums, w, the group, the first row that the task writes, its first row, its blocks of lanes, its tiles,
-    and x and y, to repair sums. Where tiles write all sums themselves, nobody calls it, and LLVM drops it.
+    and x and y, to repair sums.
     """
     names = ["p:sums", "p:to", "i:group", "i:first_own_row", "i:first_row"]
     names += ["i:first_block", "i:last_block", "i:first_tile", "i:last_tile"]  # the last of each is not included
-    repair = _repair_sums(m, plan) if plan.repairs else None
+    groups = plan.roles.lane_groups
+    repair = _repair_sums(m, plan, groups) if groups is not None and plan.repairs else None
     f = m.function("write_sums", [*names, "p:x", "p:y"] if repair else names)
     sums, to, group, first_own_row, first, first_block, last_block, first_tile, last_tile, *data = f.args
-    w = _Writer(f, plan, results(plan), to, taps, _transpose(m, plan))
+    w = _Writer(f, plan, results(plan), to, taps, _transpose_tile(m, plan), _transpose_taps(m, plan))
     group_step, row_step, lane_step = plan.output.strides
     with f.loop(first_block, last_block) as block, f.loop(first_tile, last_tile) as t:
         index = f.add(f.mul(f.sub(block, first_block), plan.parts.tiles), t)
         tile = f.at(sums, f.mul(index, plan.tile_sums), plan.sum)
         lanes = f.min(f.sub(plan.roles.lane_channels, f.mul(block, plan.block)), plan.block)
-        if plan.output.writing is Writing.GROUPS:
+        if groups is not None:
             if repair is not None:
                 f.call(repair, tile, block, t, lanes, *data)
-            _write_groups(w, tile, block, t, lanes)
+            _write_groups(w, groups, (tile, block, t), lanes)
         else:
             local = f.min(f.mul(t, plan.rows), plan.parts.row_part - plan.rows)
             least = f.max(first_own_row, f.add(first, f.mul(t, plan.rows)))
@@ -66,14 +69,12 @@ def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
     return f
 
 
-def _transpose(m: Module, plan: WeightGradient) -> Function | None:
-    """The function that transposes sums, if the plan asks for one."""
-    if plan.output.writing is Writing.TRANSPOSED_TILES:
-        return _transpose_tile(m, plan)
-    if plan.output.writing is Writing.TRANSPOSED_TAPS:
-        square = Square(plan.output.strides[2], plan.rows * plan.block)
-        return unpack_square(m, "transpose_taps", replace(results(plan), stream=False), square)
-    return None
+def _transpose_taps(m: Module, plan: WeightGradient) -> Function | None:
+    """A function that transposes a square of lanes by taps into w, if the plan asks for it. See `unpack_square`."""
+    if plan.output.writing is not Writing.TRANSPOSED_TAPS:
+        return None
+    square = Square(plan.output.strides[2], plan.rows * plan.block)
+    return unpack_square(m, "transpose_taps", replace(results(plan), stream=False), square)
 
 
 def _prefetch(w: _Writer, corner: Value, lanes: Value) -> None:
@@ -97,21 +98,21 @@ def _prefetch(w: _Writer, corner: Value, lanes: Value) -> None:
 def _write_tile(w: _Writer, tile: str, corner: Value, lanes: Value) -> Value:
     """Where tiles are transposed, write all rows of whole vectors of lanes at once; gives how many lanes that are."""
     f, plan = w.f, w.plan
-    if plan.output.writing is not Writing.TRANSPOSED_TILES or w.transpose is None:
+    if w.transpose_tile is None:
         return 0
     # Rows of two tiles, or of two tasks, are written by both: they are the same, bit by bit.
     done = f.mul(f.div(lanes, plan.lanes), plan.lanes)
     with f.loop(0, done, plan.lanes) as lane:
         at = f.add(corner, f.mul(lane, plan.output.strides[2]))
-        f.call(w.transpose, f.at(tile, lane, plan.sum), f.at(w.to, at, w.n.storage))
+        f.call(w.transpose_tile, f.at(tile, lane, plan.sum), f.at(w.to, at, w.n.storage))
     return done
 
 
 def _write_row(w: _Writer, row: str, start: Value, done: Value, lanes: Value) -> None:
     """Write the sums of one row, of all taps, but for the lanes that are done."""
     f, plan = w.f, w.plan
-    if plan.output.writing is Writing.TRANSPOSED_TAPS:
-        _write_transposed(w, row, start, lanes)
+    if w.transpose_taps is not None:
+        _write_transposed(w, w.transpose_taps, (row, start), lanes)
         return
     write = _write_vectors if plan.output.writing is Writing.VECTORS else _write_elements
     with f.loop(0, plan.tile_taps) as tap:
@@ -120,15 +121,14 @@ def _write_row(w: _Writer, row: str, start: Value, done: Value, lanes: Value) ->
         write(w, sums, f.at(w.to, f.add(start, offset), w.n.storage), done, lanes)
 
 
-def _write_transposed(w: _Writer, row: str, start: Value, lanes: Value) -> None:
-    """Taps are contiguous in w: squares of lanes by taps are transposed."""
+def _write_transposed(w: _Writer, transpose: Function, places: tuple[str, Value], lanes: Value) -> None:
+    """Taps are contiguous in w: squares of lanes by taps are transposed. Places are the row's, of its sums and in w."""
     f, plan, taps = w.f, w.plan, w.plan.tile_taps
-    if w.transpose is None:
-        raise ValueError("there is no function that transposes the sums of this plan")
+    row, start = places
     with f.loop(0, lanes, plan.lanes) as lane, f.loop(0, taps, plan.lanes) as tap:
         source = f.at(row, f.add(f.mul(tap, plan.rows * plan.block), lane), plan.sum)
         to = f.at(w.to, f.add(start, f.mul(lane, plan.output.strides[2]), tap), w.n.storage)
-        f.call(w.transpose, source, to, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
+        f.call(transpose, source, to, f.sub(taps, tap), f.min(f.sub(lanes, lane), plan.lanes))
 
 
 def _write_vectors(w: _Writer, sums: str, to: str, done: Value, lanes: Value) -> None:
@@ -152,11 +152,13 @@ def _write_elements(w: _Writer, sums: str, to: str, done: Value, lanes: Value) -
         w.results.store_one(f, value, f.at(to, f.mul(lane, plan.output.strides[2]), w.n.storage))
 
 
-def _write_groups(w: _Writer, tile: str, block: Value, t: Value, lanes: Value) -> None:
-    """Rows are (tap, channel of x) and lanes are (group, channel of y): one sum after another."""
-    f, plan, groups = w.f, w.plan, w.plan.roles.lane_groups
-    if groups is None:
-        raise ValueError("there are no groups in the lanes of this plan")
+def _write_groups(w: _Writer, groups: LaneGroups, where: tuple[str, Value, Value], lanes: Value) -> None:
+    """Rows are (tap, channel of x) and lanes are (group, channel of y): one sum after another.
+
+    `where` is the sums of a tile, its block and its number.
+    """
+    f, plan = w.f, w.plan
+    tile, block, t = where
     group_step, row_step, lane_step = plan.output.strides
     with f.loop(0, plan.rows) as r:
         step, channel = f.split(r, [plan.parts.tap_step, groups.inputs])
@@ -171,11 +173,12 @@ def _write_groups(w: _Writer, tile: str, block: Value, t: Value, lanes: Value) -
                 w.results.store_one(f, value, f.at(w.to, at, w.n.storage))
 
 
-def _transpose_tile(m: Module, plan: WeightGradient) -> Function:
-    """A function that writes one vector of lanes of a tile's sums, of which taps and then rows are contiguous in w.
-
-    (sums, w). Squares of sums are rounded, and transposed so that each lane's are contiguous.
+def _transpose_tile(m: Module, plan: WeightGradient) -> Function | None:
+    """A function that writes one vector of lanes of a tile's sums: (sums, w). For w in which taps, then rows, are
+    contiguous: squares of sums are rounded, and transposed so that each lane's are contiguous.
     """
+    if plan.output.writing is not Writing.TRANSPOSED_TILES:
+        return None
     n, lanes, total = results(plan).elements, plan.lanes, plan.rows * plan.tile_taps
     f = m.function("transpose_tile", ["p:sums", "p:to"])
     sums, to = f.args
@@ -194,11 +197,9 @@ def _transpose_tile(m: Module, plan: WeightGradient) -> Function:
     return f
 
 
-def _repair_sums(m: Module, plan: WeightGradient) -> Function:
+def _repair_sums(m: Module, plan: WeightGradient, groups: LaneGroups) -> Function:
     """A function that repairs the sums of a tile with groups in the lanes: (sums, block, which tile, lanes, x, y)."""
-    groups, n = plan.roles.lane_groups, inputs(plan)
-    if groups is None:
-        raise ValueError("there are no groups in the lanes of this plan")
+    n = inputs(plan)
     x_step, y_step = plan.x.channel[1], plan.y.channel[1]
     nan_repair = NanRepair(m, plan.taps.ranges, n, groups, (x_step, y_step), plan.block)
     f = m.function("repair_sums", ["p:sums", "i:block", "i:tile", "i:lanes", "p:x", "p:y"])
