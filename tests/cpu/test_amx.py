@@ -219,7 +219,7 @@ def test_the_problems_take_every_path() -> None:
     sums = [p for p in plans if isinstance(p, TileSums)]
     paths = {
         "in place": any(p.positions.in_place for p in gathers),
-        "in place, in boxes": any(p.positions.in_place and p.positions.boxes > 1 for p in gathers),
+        "in place, in boxes": any(p.positions.in_place and p.positions.number > 1 for p in gathers),
         "a last block of fewer channels": any(p.tile.last_vectors for p in gathers),
         "several runs": any(len(p.positions.runs) > 1 for p in gathers),
         "a run for each tap": any(len(a.runs) == 3 and a.in_stride == 1 for p in gathers for a in p.positions.axes),
@@ -491,7 +491,7 @@ def test_plans_for_tiles_prefer_few_steps() -> None:
         16: (2, 1), 32: (2, 2), 48: (1, 3), 64: (2, 2)
     }  # fmt: skip
     plan = made("y bf16 n8 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", HARDWARE, 1)
-    assert prod(plan.positions.box[2:]) == 14 * 14
+    assert prod(plan.positions.sizes[2:]) == 14 * 14
 
 
 def test_the_tests_for_hardware_say_what_they_do() -> None:

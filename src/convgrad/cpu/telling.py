@@ -112,7 +112,7 @@ def _tiles(plan: TileGather, names: Names) -> Telling:
     how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
     tile = f"{plan.tiles.height} pixels x {plan.block} channels: {_registers(plan)}"
     part = " and a part of the channels" if plan.parts.parts > 1 else ""
-    tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.positions.box)} pixels{part}"
+    tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.positions.sizes)} pixels{part}"
     return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
 
 

@@ -153,7 +153,7 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
 
 def shape(layer: Layer, positions: Positions, pairs: int, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
-    row = long_row(positions.box, positions.extents, positions.flat)
+    row = long_row(positions.sizes, positions.extents, positions.flat)
     rows = min(ROWS, row)
     shapes = [Block(rows, pairs, down, across) for down, across in SHAPES]
     if positions.in_place:
@@ -163,7 +163,7 @@ def shape(layer: Layer, positions: Positions, pairs: int, tuned: RegisterTuning)
 
 def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning) -> float:
     """Cycles in which tiles are multiplied or loaded."""
-    tiles = tiles_of(positions.box, positions.extents, positions.flat, block.height) * positions.boxes
+    tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
     multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
     loaded = tuned.load * (block.down + block.across)
@@ -172,7 +172,7 @@ def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning
 
 def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
     """Parts of the channels of a box, if boxes are too few for all threads."""
-    tasks = layer.groups * positions.boxes
+    tasks = layer.groups * positions.number
     wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
     blocks = ceil(tile.blocks / wanted)
     return Parts(ceil(tile.blocks / blocks), blocks)

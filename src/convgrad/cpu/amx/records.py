@@ -56,30 +56,19 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Positions:
-    """How the positions of a box are laid out: those of the axes from `flat` on are one long row."""
+class Boxes:
+    """How positions are cut into boxes. In a box, those of the axes from `flat` on are one long row."""
 
     axes: tuple[Axis, ...]
     flat: int
-    in_place: bool  # inputs are read where they lie
-    pitch: int  # elements between neighbouring positions
-    steps: Ints  # elements of the input between neighbouring positions along each axis
-    phases: tuple[Phase, ...]
-    taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
 
     @property
-    def box(self) -> Ints:
+    def sizes(self) -> Ints:
         """Positions of a box along each axis."""
         return tuple(a.box for a in self.axes)
 
     @property
-    def extents(self) -> Ints:
-        """Places of positions along each axis, with those computed in vain."""
-        counts = self.box if self.in_place else tuple(a.pack.count for a in self.axes)
-        return self.box[: self.flat + 1] + counts[self.flat + 1 :]
-
-    @property
-    def boxes(self) -> int:
+    def number(self) -> int:
         """Boxes over all axes."""
         return prod(a.boxes for a in self.axes)
 
@@ -92,6 +81,23 @@ class Positions:
     def run_entries(self) -> int:
         """Entries of one run of all axes."""
         return prod(a.pack.count for a in self.axes)
+
+
+@dataclass(frozen=True)
+class Positions(Boxes):
+    """How the inputs of a box lie, for y or x."""
+
+    in_place: bool  # inputs are read where they lie
+    pitch: int  # elements between neighbouring positions
+    steps: Ints  # elements of the input between neighbouring positions along each axis
+    phases: tuple[Phase, ...]
+    taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
+
+    @property
+    def extents(self) -> Ints:
+        """Places of positions along each axis, with those computed in vain."""
+        counts = self.sizes if self.in_place else tuple(a.pack.count for a in self.axes)
+        return self.sizes[: self.flat + 1] + counts[self.flat + 1 :]
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ class TileGather(Nest):
     @property
     def tasks(self) -> int:
         """Pieces of work."""
-        return self.layer.groups * self.positions.boxes * self.parts.parts
+        return self.layer.groups * self.positions.number * self.parts.parts
 
     @property
     def steps(self) -> float:
@@ -197,15 +203,13 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Box:
+class Box(Boxes):
     """How x and y of a box lie in memory, while tiles read them.
 
     x is [channel][entry]. y is [long row][pair of positions][channel][first, second], with zeros where a position has
     no result: what x has there is then multiplied by them.
     """
 
-    axes: tuple[Axis, ...]
-    flat: int  # the positions of the axes from this one on are one long row
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
     channels: tuple[int, int]  # of x and y that there is room for
     x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be
@@ -213,11 +217,6 @@ class Box:
     y_steps: Ints  # elements between neighbouring positions along each axis, before they are paired
     x_pitch: int  # elements between channels of x
     y_pitch: int  # pairs between pairs of positions of y
-
-    @property
-    def sizes(self) -> Ints:
-        """Positions along each axis."""
-        return tuple(a.box for a in self.axes)
 
     @property
     def extents(self) -> Ints:
@@ -228,21 +227,6 @@ class Box:
     def row_packed(self) -> bool:
         """Whether x is packed channel by channel, as tiles read it."""
         return self.x_pack.packer is Packer.ROWS
-
-    @property
-    def number(self) -> int:
-        """Boxes over all axes."""
-        return prod(a.boxes for a in self.axes)
-
-    @property
-    def runs(self) -> tuple[Ints, ...]:
-        """Where each packed run of x begins along each axis, for the first position."""
-        return tuple(product(*(a.runs for a in self.axes)))
-
-    @property
-    def run_entries(self) -> int:
-        """Entries of one run of all axes."""
-        return prod(a.pack.count for a in self.axes)
 
     @property
     def long_row(self) -> int:
