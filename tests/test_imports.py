@@ -35,11 +35,12 @@ LAYERS = {
     "engine": 5,
     "advice": 5,
     "explanation": 6,
-    "calls": 6,
-    "functional": 7,
-    "compat": 8,
+    "torch": 6,
+    "calls": 7,
+    "functional": 8,
+    "compat": 9,
 }
-TOP = 9
+TOP = 10
 HEAVY = ("llvmlite", "torch", "jax", "triton")
 
 

@@ -129,11 +129,17 @@ def _(call: Call) -> Iterator[Call]:
     yield replace(call, out="a string", argument="out")
 
 
+def _beside_others(call: Call) -> Call:
+    """The call with an array beside the one at fault: PyTorch's tensors alone may be watched by autograd or a trace."""
+    alone = len(call.tensors) == 1
+    return replace(call, out=np.zeros(SIZES[call.op.wanted], np.float32)) if alone else call
+
+
 @breaks("input_device")
 def _(call: Call) -> Iterator[Call]:
     for role in call.tensors:
         tensor = torch.zeros(call.inputs[role].shape, device="meta")
-        yield call.with_inputs(**{role: tensor}).at_fault(call.name(role))
+        yield _beside_others(call).with_inputs(**{role: tensor}).at_fault(call.name(role))
 
 
 @breaks("input_traced")
@@ -143,7 +149,7 @@ def _(call: Call) -> Iterator[Call]:
     with FakeTensorMode():
         fakes = {role: torch.zeros(call.inputs[role].shape) for role in call.tensors}
     for role in call.tensors:
-        yield call.with_inputs(**{role: fakes[role]}).at_fault(call.name(role))
+        yield _beside_others(call).with_inputs(**{role: fakes[role]}).at_fault(call.name(role))
 
 
 @breaks("input_grad")
@@ -151,7 +157,7 @@ def _(call: Call) -> Iterator[Call]:
     for role in call.tensors:
         tensor = torch.from_numpy(call.inputs[role]).requires_grad_()
         for value in (tensor, tensor * 1, torch.nn.Parameter(tensor.detach())):
-            yield call.with_inputs(**{role: value}).at_fault(call.name(role))
+            yield _beside_others(call).with_inputs(**{role: value}).at_fault(call.name(role))
     yield replace(call, out=torch.zeros(SIZES[call.op.wanted], requires_grad=True), argument="out")
 
 

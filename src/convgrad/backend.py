@@ -1,8 +1,8 @@
 """What passes between a call and what computes it, and what a back end and an array library must offer.
 
 A new back end is a module with the members of `Backend`, and `engine.register` or a row in `engine`; a new array
-library is one with the members of `Library`, and `libraries.register` or a row there. One place knows one by name:
-`explanation` the CPU's back end, whose plans it tells.
+library is one with the members of `Library`, and `libraries.register` or a row there. Two places know one by name:
+`explanation` the CPU's back end, whose plans it tells; and `calls` PyTorch, whose autograd may look on.
 """
 
 from __future__ import annotations

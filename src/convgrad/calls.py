@@ -6,9 +6,9 @@ Graphs and the command, whose problems are bound already, begin with `run`: ther
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from .dtypes import DTYPES
 from .engine import Choice
 from .errors import LayoutWarning, SpecError, warn
 from .libraries import KEYED, on_host, open_shape, open_tensor
+from .libraries import torch as pytorch
 from .spec import Problem, bind
-from .spec.bind import layouts_that_fit
+from .spec.bind import Binding, Description, layouts_that_fit
 from .spec.check import check_names, other_inputs
 from .spec.dialects import Meaning
 from .spec.problem import Ints, dense_strides
 from .spec.table import BIAS_OPS, Op
 from .tensors import check_out, check_writable, describe, one_device, whole_strides
+
+T = TypeVar("T")
 
 INT = frozenset([int])
 PLAIN = frozenset([int, str, bool, type(None)])
@@ -154,7 +157,9 @@ def _compute(
     meaning: Meaning, inputs: Sequence[Any], out: Any, attributes: Mapping[str, Any], key: Any, advise: bool
 ) -> Any:
     op = meaning.op
-    tensors, shape = _open(meaning, inputs, attributes)
+    if key is None and out is None and _is_recorded(op, inputs):
+        return _record(meaning, inputs, attributes, advise)
+    tensors, shape = _open(meaning, inputs, attributes, _open_whole)
     out_tensor = None if out is None else open_tensor(out, "out")
     if op.kind in BIAS_OPS:
         return _add_or_sum(op, inputs[0], tensors, out_tensor, out, attributes)
@@ -216,12 +221,37 @@ def _key_of_opened(
     return seen and seen[0]
 
 
+def _is_recorded(op: Op, inputs: Sequence[Any]) -> bool:
+    """Whether PyTorch's autograd, or a trace of it, looks on: then a call becomes one of its operators."""
+    return pytorch.are_recorded([value for arg, value in zip(op.inputs, inputs, strict=False) if arg.role != "shape"])
+
+
+def _record(meaning: Meaning, inputs: Sequence[Any], attributes: Mapping[str, Any], advise: bool) -> Any:
+    """The result of a call of PyTorch's tensors by an operator, whose gradients PyTorch knows."""
+    from .torch import recorded  # loads PyTorch, which is loaded where its tensors are
+
+    op = meaning.op
+    tensors, shape = _open(meaning, inputs, attributes, recorded.check)
+    described = [recorded.describe(tensors[arg.role], arg.name) if arg.role in tensors else None for arg in op.inputs]
+    if op.kind in BIAS_OPS:
+        return recorded.add_or_sum(op, bias.bind(op, described, attributes), tensors)
+    binding, told = _bound(meaning, described, shape, None, attributes)
+    if advise and told:
+        warn(told, LayoutWarning)
+    return recorded.compute(binding, tensors)
+
+
+def _open_whole(value: Any, name: str) -> Tensor:
+    """A value as a tensor whose strides are whole elements."""
+    return _whole_strided(open_tensor(value, name), name)
+
+
 def _open(
-    meaning: Meaning, inputs: Sequence[Any], attributes: Mapping[str, Any]
-) -> tuple[dict[str, Tensor], Ints | None]:
+    meaning: Meaning, inputs: Sequence[Any], attributes: Mapping[str, Any], open: Callable[[Any, str], T]
+) -> tuple[dict[str, T], Ints | None]:
     """The inputs as tensors by their roles, and the value of the shape input."""
     op = meaning.op
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, T] = {}
     shape: Ints | None = None
     count = 0
     for arg, value in zip(op.inputs, inputs, strict=False):
@@ -231,7 +261,7 @@ def _open(
         if arg.role == "shape":
             shape = open_shape(value, arg.name)
         else:
-            tensors[arg.role] = _whole_strided(open_tensor(value, arg.name), arg.name)
+            tensors[arg.role] = open(value, arg.name)
     if count < op.required_inputs or len(inputs) > len(op.inputs):
         check_names(op, meaning.attributes(attributes))
         if count >= op.required_inputs:
@@ -256,15 +286,8 @@ def _bind(
 ) -> Call:
     """Bind a call, and find who computes it."""
     op = meaning.op
-    exact = meaning.attributes(attributes)
     inputs = [describe(tensors[arg.role], arg.name) if arg.role in tensors else None for arg in op.inputs]
-    asked: dict[str, Any] = {
-        "shape": shape,
-        "out": None if out is None else describe(out, "out"),
-        "infer_size": True,
-        "spatial_shape": meaning.dialect is not None and meaning.dialect.spatial_shape,
-    }
-    binding = bind(op, inputs, exact, **asked, follow=True)
+    binding, told = _bound(meaning, inputs, shape, None if out is None else describe(out, "out"), attributes)
     problem = binding.problem
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
@@ -273,13 +296,32 @@ def _bind(
     item = DTYPES[problem.out_dtype].size
     plain = binding.strides == dense_strides(binding.shape)
     strides = None if plain else tuple(s * item for s in binding.strides)
-    told = ""
-    if not meaning.says(attributes, "weights_format") and is_doubtful(binding):
-        others = layouts_that_fit(op, inputs, exact, **asked)
-        told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
     named = {arg.name: tensors[arg.role] for arg in op.inputs if arg.role in tensors} | ({"out": out} if out else {})
     choice = engine.choose(problem, one_device(named))
     return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, tuple(extents), out_extent, told)
+
+
+def _bound(
+    meaning: Meaning,
+    inputs: Sequence[Description | None],
+    shape: Ints | None,
+    out: Description | None,
+    attributes: Mapping[str, Any],
+) -> tuple[Binding, str]:
+    """What a call comes to, and what to warn of."""
+    exact = meaning.attributes(attributes)
+    asked: dict[str, Any] = {
+        "shape": shape,
+        "out": out,
+        "infer_size": True,
+        "spatial_shape": meaning.dialect is not None and meaning.dialect.spatial_shape,
+    }
+    binding = bind(meaning.op, inputs, exact, **asked, follow=True)
+    told = ""
+    if not meaning.says(attributes, "weights_format") and is_doubtful(binding):
+        others = layouts_that_fit(meaning.op, inputs, exact, **asked)
+        told = advice(meaning, binding, [other for other in others if other.layout.data == binding.layout.data])
+    return binding, told
 
 
 def _add_or_sum(

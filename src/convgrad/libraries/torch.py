@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any
 
@@ -43,10 +43,10 @@ def look(value: Any) -> tuple[Hashable, int] | None:
     """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
     device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    dispatch_keys, is_tracing, is_grad_enabled, forward_ad = _questions()
+    dispatch_keys, is_tracing, is_compiling, is_grad_enabled, forward_ad = _questions()
     try:
         at = value.data_ptr()
-        if not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
+        if not at or is_tracing() or is_compiling() or (value.requires_grad and is_grad_enabled()):
             return None
         if forward_ad._current_level >= 0 and _has_tangent(value):
             return None
@@ -56,10 +56,28 @@ def look(value: Any) -> tuple[Hashable, int] | None:
 
 
 @cache
-def _questions() -> tuple[Any, Any, Any, Any]:
+def _questions() -> tuple[Any, ...]:
     """What PyTorch is asked at each call, so that it is not looked up each time."""
     torch: Any = sys.modules["torch"]
-    return torch._C._dispatch_keys, torch._C._is_tracing, torch.is_grad_enabled, torch.autograd.forward_ad
+    return (
+        torch._C._dispatch_keys,
+        torch._C._is_tracing,
+        torch.compiler.is_compiling,
+        torch.is_grad_enabled,
+        torch.autograd.forward_ad,
+    )
+
+
+def are_recorded(values: Sequence[Any]) -> bool:
+    """Whether values are tensors of which some stand for others, ask for gradients, or have no values: those on meta.
+
+    Calls of such become operators of PyTorch's. None stands for an input that was left out. In `torch.jit.trace` sizes
+    would become constants without a word.
+    """
+    given = [value for value in values if value is not None]
+    if not given or not all(map(owns, given)) or sys.modules["torch"].jit.is_tracing():
+        return False
+    return any(_traced(v) or _asks_for_gradients(v) for v in given) or all(v.device.type == "meta" for v in given)
 
 
 def is_writable(value: Any) -> bool:
@@ -82,7 +100,8 @@ def open(value: Any, name: str) -> Tensor:
     if traced := _traced(value):
         raise broken("input_traced", name, f"a {kind} {traced}", hint="call convgrad outside of it, on plain tensors")
     if asks := _asks_for_gradients(value):
-        hint = "give its .detach(), or call under torch.no_grad()"
+        hint = "give its .detach(), or call under torch.no_grad(); functions of PyTorch tensors alone, without `out`, "
+        hint += "have gradients"
         raise broken("input_grad", name, f"a {kind} {asks}", hint=hint)
     try:
         copied = value.is_neg() or value.is_conj()
@@ -120,6 +139,8 @@ def _as_array(plain: Any) -> Array:
 def _traced(value: Any) -> str:
     """Where a tensor comes from that stands for others, or whose values a trace would take for constants."""
     torch: Any = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return "that torch.compile or torch.export traces"
     if torch._C._functorch.is_functorch_wrapped_tensor(value):
         return "inside of torch.vmap, torch.func.grad or their like"
     fake = sys.modules.get("torch._subclasses.fake_tensor")

@@ -13,9 +13,11 @@ from ..errors import SpecError
 from ..libraries import weight_of
 from ..spec.check import broken, values
 from ..spec.problem import extent, window_sizes
-from .operators import Call
+from .operators import Call, Options
 
 Ints = int | Sequence[int]
+
+_jit: Any = torch.jit  # has no types
 
 
 def _per_axis(name: str, value: Ints, rank: int, least: int) -> tuple[int, ...]:
@@ -42,21 +44,25 @@ def _batch(name: str, tensor: Tensor, weight: Tensor, rank: int) -> tuple[Tensor
         if not isinstance(given, Tensor):
             hint = weight_of(given, what)
             raise broken("attribute_type", what, f"a {type(given).__name__}", hint=hint, expected="a tensor")
-    if weight.dim() != rank + 2:
-        expected = rank + 2
-        raise broken("same_rank", "weight", tuple(weight.shape), expected=expected, first="a", shape=f"{rank}D weight")
+    shape, whole = tuple(weight.shape), rank + 2
+    if len(shape) != whole:
+        raise broken("same_rank", "weight", shape, expected=whole, first="a", shape=f"{rank}D weight")
     if tensor.dim() not in (rank + 1, rank + 2):
-        expected = f"{rank + 2}, or {rank + 1} for one image"
-        raise broken(
-            "same_rank", name, tuple(tensor.shape), expected=expected, first="weight", shape=tuple(weight.shape)
-        )
+        dims = f"{whole}, or {rank + 1} for one image"
+        raise broken("same_rank", name, tuple(tensor.shape), expected=dims, first="weight", shape=shape)
     one = tensor.dim() == rank + 1
     return (tensor.unsqueeze(0) if one else tensor), one
 
 
-def _run(wanted: str, call: Call, one: bool) -> Tensor:
-    out = call.again(wanted)
+def _run(wanted: str, call: Call, one: bool, options: Options) -> Tensor:
+    call = call._replace(algorithm=options.algorithm, wide_weights=options.wide_weights)
+    out = call.adding(wanted) if options.accumulate else call.again(wanted)
     return out.squeeze(0) if one else out
+
+
+def _lies(rank: int) -> bool | None:
+    """Whether results have their channels last in memory: as the inputs lie, but PyTorch has no such format in 1D."""
+    return False if rank == 1 else None
 
 
 def _conv(
@@ -68,8 +74,7 @@ def _conv(
     padding: Ints | str,
     dilation: Ints,
     groups: int,
-    algorithm: str,
-    wide_weights: bool,
+    options: Options,
 ) -> Tensor:
     x, one = _batch("input", input, weight, rank)
     steps, holes = _per_axis("stride", stride, rank, 1), _per_axis("dilation", dilation, rank, 1)
@@ -85,8 +90,8 @@ def _conv(
             has = f"{x.shape[2 + axis]} + {both[axis]}"
             span = extent(kernel[axis], holes[axis])
             raise broken("kernel_fits", "input", expected=span, size=has, axis=axis, layout="NCX")
-    call = Call(x, weight, bias, size, steps, front, holes, groups, None, algorithm, None, wide_weights)
-    return _run("y", call, one)
+    call = Call(x, weight, bias, size, steps, front, holes, groups, _lies(rank))
+    return _run("y", call, one, options)
 
 
 def _named(padding: str, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[Any, Any]:
@@ -96,7 +101,7 @@ def _named(padding: str, kernel: Sequence[int], stride: Sequence[int], dilation:
     if padding != "same":
         raise broken("attribute_choice", "padding", repr(padding), expected="a whole number, a list, 'same' or 'valid'")
     if any(step != 1 for step in stride):
-        raise broken("attribute_choice", "stride", tuple(stride), expected="1, because padding is 'same'")
+        raise broken("attribute_type", "stride", tuple(stride), expected="1, because padding is 'same'")
     both = tuple((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
     return tuple(total // 2 for total in both), both
 
@@ -111,8 +116,7 @@ def _conv_transpose(
     output_padding: Ints,
     groups: int,
     dilation: Ints,
-    algorithm: str,
-    wide_weights: bool,
+    options: Options,
 ) -> Tensor:
     y, one = _batch("input", input, weight, rank)
     steps, holes = _per_axis("stride", stride, rank, 1), _per_axis("dilation", dilation, rank, 1)
@@ -121,23 +125,37 @@ def _conv_transpose(
     size = []
     for axis, (n, k, s, p, d, more) in enumerate(zip(y.shape[2:], kernel, steps, front, holes, extra, strict=True)):
         if isinstance(more, int) and more >= max(s, d):
-            text = f"stride {steps} or dilation {holes}"
-            raise broken("attribute_choice", "output_padding", extra, expected=f"numbers smaller than {text}")
+            raise broken("output_padding_stride", "output_padding", extra, strides=f"{steps} or dilations {holes}")
         size.append((n - 1) * s - 2 * p + extent(k, d) + more)
         if isinstance(size[-1], int) and size[-1] < 1:
             formula = f"({n} - 1) * {s} - 2 * {p} + {extent(k, d)} + {more} = {size[-1]}"
             raise broken("output_size", "padding", axis=axis, formula=formula, layout="NCX")
-    call = Call(y, weight, bias, size, steps, front, holes, groups, None, algorithm, None, wide_weights)
-    return _run("x", call, one)
+    call = Call(y, weight, bias, size, steps, front, holes, groups, _lies(rank))
+    return _run("x", call, one, options)
+
+
+def _stock(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """PyTorch's own function."""
+    *how, options = rest
+    if options.wide_weights:
+        weight, bias = weight.to(input.dtype), None if bias is None else bias.to(input.dtype)
+    result: Tensor = getattr(torch.nn.functional, name)(input, weight, bias, *how)
+    return result
 
 
 _WORDS = {"y": "input", "x": "input", "w": "weight", "size": "output size"}
 
 
-def _told(name: str, function: Callable[..., Tensor], *args: Any) -> Tensor:
-    """The result, or a mistake in the caller's words."""
+def _told(name: str, function: Callable[..., Tensor], rank: int, *args: Any) -> Tensor:
+    """The result, or a mistake in the caller's words.
+
+    Our operators are told the size of their result, which `torch.jit.trace` would take for a constant: what it records
+    are PyTorch's own.
+    """
+    if _jit.is_tracing():
+        return _stock(name, *args)
     try:
-        return function(*args)
+        return function(rank, *args)
     except SpecError as error:
         if not error.operation:
             for_data = "x" if "transpose" not in name else "y"
@@ -159,9 +177,10 @@ def conv1d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv1d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    """As `torch.nn.functional.conv1d`; see `conv2d` for the options."""
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv1d", _conv, 1, input, weight, bias, *rest)
 
 
@@ -176,13 +195,16 @@ def conv2d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
     """As `torch.nn.functional.conv2d`, computed by convgrad in both directions.
 
     `algorithm` says how sums are taken. With `wide_weights`, weight and bias may be float32 while input is bfloat16 or
     float16: they are rounded to its type as they are used, and their gradients are the float32 sums, not rounded.
+    With `accumulate`, `backward()` adds the gradient of weight to `weight.grad` as it is computed, where that is
+    possible (see docs/torch.md) and something is there to be added to.
     """
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv2d", _conv, 2, input, weight, bias, *rest)
 
 
@@ -197,9 +219,10 @@ def conv3d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv3d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, dilation, groups, algorithm, wide_weights)
+    """As `torch.nn.functional.conv3d`; see `conv2d` for the options."""
+    rest = (stride, padding, dilation, groups, Options(algorithm, wide_weights, accumulate))
     return _told("conv3d", _conv, 3, input, weight, bias, *rest)
 
 
@@ -215,9 +238,10 @@ def conv_transpose1d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose1d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose1d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose1d", _conv_transpose, 1, input, weight, bias, *rest)
 
 
@@ -233,9 +257,10 @@ def conv_transpose2d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose2d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose2d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose2d", _conv_transpose, 2, input, weight, bias, *rest)
 
 
@@ -251,7 +276,8 @@ def conv_transpose3d(
     *,
     algorithm: str = "direct",
     wide_weights: bool = False,
+    accumulate: bool = False,
 ) -> Tensor:
-    """As `torch.nn.functional.conv_transpose3d`; see `conv2d` for `algorithm` and `wide_weights`."""
-    rest = (stride, padding, output_padding, groups, dilation, algorithm, wide_weights)
+    """As `torch.nn.functional.conv_transpose3d`; see `conv2d` for the options."""
+    rest = (stride, padding, output_padding, groups, dilation, Options(algorithm, wide_weights, accumulate))
     return _told("conv_transpose3d", _conv_transpose, 3, input, weight, bias, *rest)

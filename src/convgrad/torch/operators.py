@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..spec.check import broken
 from ..spec.problem import Role
-from .plans import Geometry, Result, compute, describe, lies_channels_last, step_for, strides_in
+from ..tensors import overlaps
+from .adding import added, are_functions_transformed, is_transformed, may_add
+from .plans import Geometry, Result, compute, describe, lies_channels_last, other_device, step_for, strides_in
 from .sharding import whole
 
 OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": "convolution_weights"}
@@ -27,12 +29,20 @@ OPERATORS: dict[Role, str] = {"y": "convolution", "x": "convolution_data", "w": 
 GIVEN: dict[Role, tuple[Role, Role]] = {"y": ("x", "w"), "x": ("y", "w"), "w": ("x", "y")}
 """What each tensor is computed from."""
 
-_is_transformed = torch._C._are_functorch_transforms_active
 
-LIBRARY = torch.library.Library("convgrad", "DEF")
+_registry: Any = torch.library  # has no types for most of what it offers
+LIBRARY = _registry.Library("convgrad", "DEF")
 
 _GEOMETRY = "SymInt[] size, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
 _HOW = "bool? channels_last=None, str algorithm='direct', ScalarType? dtype=None"
+
+
+class Options(NamedTuple):
+    """What the functions and modules take besides PyTorch's own arguments."""
+
+    algorithm: str = "direct"
+    wide_weights: bool = False
+    accumulate: bool = False
 
 
 class Call(NamedTuple):
@@ -59,10 +69,17 @@ class Call(NamedTuple):
 
     def again(self, wanted: Role) -> Tensor:
         """The operator with these arguments; as a Function where torch.func transforms it, or it carries tangents."""
-        transformed = not torch.compiler.is_compiling() and (
-            _is_transformed() or torch.autograd.forward_ad._current_level >= 0
-        )
-        result: Tensor = FUNCTIONS[wanted].apply(*self.arguments(wanted)) if transformed else self.plainly(wanted)
+        if torch.compiler.is_compiling() or not is_transformed():
+            return self.plainly(wanted)
+        result: Tensor = FUNCTIONS[wanted].apply(*self.arguments(wanted))
+        return result
+
+    def adding(self, wanted: Role) -> Tensor:
+        """The operator with these arguments; the gradient of weights is added to what they have, where it can be."""
+        call = under_wide_autocast(self)
+        if not may_add(call.first, call.second, call.wide_weights):
+            return self.again(wanted)
+        result: Tensor = ADDING[wanted].apply(*call.arguments(wanted))
         return result
 
     def plainly(self, wanted: Role) -> Tensor:
@@ -106,11 +123,18 @@ class Call(NamedTuple):
     def tensors(self, wanted: Role) -> dict[Role, Tensor]:
         """The inputs by their roles. Weights that are wider than the data are rounded here."""
         first, second = GIVEN[wanted]
-        return {first: self.first, second: self.second.to(self.first.dtype) if self.wide_weights else self.second}
+        return {first: self.first, second: self._narrow(second, self.second) if self.wide_weights else self.second}
 
     def narrow_bias(self) -> Tensor | None:
         """The bias in the element type of the data, if it may be wider."""
-        return self.bias.to(self.first.dtype) if self.wide_weights and self.bias is not None else self.bias
+        return self._narrow("bias", self.bias) if self.wide_weights and self.bias is not None else self.bias
+
+    def _narrow(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor in the element type of the data, than which it may be wider."""
+        dtype = self.first.dtype
+        if tensor.dtype not in (dtype, torch.float32) or (dtype is torch.float64 and tensor.dtype is not dtype):
+            raise broken("same_dtype", name, str(tensor.dtype), first="input", expected=f"{dtype}, or torch.float32")
+        return tensor.to(dtype)
 
 
 def kernel(wanted: Role) -> Callable[..., Tensor]:
@@ -130,12 +154,22 @@ def fake(wanted: Role) -> Callable[..., Tensor]:
     def imagined(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
         result = call.result(wanted)
+        if call.second.device != call.first.device:
+            raise other_device(call.first, call.second)
         sizes = (*result.shape, *call.first.shape, *call.second.shape, *call.stride, *call.padding, *call.dilation)
         if all(isinstance(size, int) for size in (*sizes, call.groups)):
             describe(wanted, call.tensors(wanted), call.narrow_bias(), result, call.geometry, call.algorithm)
         return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=call.first.device)
 
     return imagined
+
+
+def under_wide_autocast(call: Call) -> Call:
+    """A call whose weights may be wider than the data, with the data as autocast has it; others as they are."""
+    device = call.first.device.type
+    if not call.wide_weights or not torch.is_autocast_enabled(device) or call.first.dtype is torch.float64:
+        return call
+    return call._replace(first=call.first.to(torch.get_autocast_dtype(device)))
 
 
 def under_autocast(wanted: Role, key: torch._C.DispatchKey) -> Callable[..., Tensor]:
@@ -171,7 +205,9 @@ def remember(wanted: Role) -> Callable[[Any, tuple[Any, ...], Tensor], None]:
         ctx.save_for_backward(call.first if second else None, call.second if first else None)
         ctx.like = [(t.shape[2:], lies_channels_last(t), t.dtype) for t in (call.first, call.second)]
         ctx.bias = None if call.bias is None else call.bias.dtype
-        ctx.call = call._replace(first=None, second=None, bias=None, channels_last=None, dtype=None)
+        ctx.parameter = None
+        gone: Any = None
+        ctx.call = call._replace(first=gone, second=gone, bias=None, channels_last=None, dtype=None)
 
     return setup_context
 
@@ -186,9 +222,12 @@ def gradients(wanted: Role) -> Callable[..., tuple[Tensor | None, ...]]:
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = whole(grad)
         found: list[Tensor | None] = [None, None]
+        saved = ctx.saved_tensors  # once: a checkpoint computes them anew each time
         for i, role in enumerate(roles):
             if ctx.needs_input_grad[i]:
-                tensors = {roles[1 - i]: ctx.saved_tensors[1 - i], wanted: grad}
+                tensors = {roles[1 - i]: saved[1 - i], wanted: grad}
+                if role == "w" and ctx.parameter is not None and added(ctx.parameter, tensors, ctx.like[i], ctx.call):
+                    continue
                 found[i] = _gradient(role, tensors, ctx.like[i], ctx.call)
         rest: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 2)
         if wanted != "w" and ctx.needs_input_grad[2]:
@@ -221,17 +260,19 @@ def batched(wanted: Role) -> Callable[..., tuple[Tensor, int]]:
         first, second, *more = in_dims
         third = more[0] if wanted != "w" else None
         count = info.batch_size
-        if wanted != "w" and second is None and third is None:
-            images = call.first.movedim(first, 0).flatten(0, 1)
-            return call._replace(first=images).again(wanted).unflatten(0, (count, -1)), 0
+        if wanted != "w" and first is not None and second is None and third is None:
+            result = call._replace(first=call.first.movedim(first, 0).flatten(0, 1)).again(wanted)
+            return result.reshape(count, result.shape[0] // count, *result.shape[1:]), 0
         a, b = (
             _as_groups(role, tensor, at, count)
             for role, tensor, at in zip(GIVEN[wanted], (call.first, call.second), (first, second), strict=True)
         )
         bias = None if call.bias is None else _stacked(call.bias, third, count).flatten()
         call = call._replace(first=a, second=b, bias=bias, groups=call.groups * count)
-        at = 0 if wanted == "w" else 1
-        return call.again(wanted).unflatten(at, (count, -1)), at
+        result = call.again(wanted)
+        if wanted == "w":
+            return result.reshape(count, result.shape[0] // count, *result.shape[1:]), 0
+        return result.reshape(result.shape[0], count, result.shape[1] // count, *result.shape[2:]), 1
 
     return rule
 
@@ -262,10 +303,23 @@ def weights_into(
     call = Call(x, y, None, size, stride, padding, dilation, groups, algorithm=algorithm)
     if call.shape("w") != into.shape:
         raise broken("shapes_agree", "into", tuple(into.shape), expected=call.shape("w"), source="the weights")
-    if any(n > 1 and not step for n, step in zip(into.shape, into.stride(), strict=True)):
+    if overlaps(into.shape, into.stride()):
         raise broken("out_overlap", "into", into.stride())
     result = Result(tuple(into.shape), into.stride(), into.dtype, accumulate=True)
     step_for("w", {"x": x, "y": y}, None, result, call.geometry, algorithm).run(x, into, y)
+    if not into.is_inference():
+        torch.autograd.graph.increment_version(into)
+
+
+def _refuse_gradients(*args: Any) -> None:
+    """`convolution_weights_into` where autograd looks on: it has no gradients, so nothing may ask for them."""
+    if torch.is_grad_enabled():
+        for name, tensor in zip(("x", "y", "into"), args, strict=False):
+            if tensor.requires_grad:
+                hint = "give its .detach(), or call under torch.no_grad()"
+                raise broken("input_grad", name, "a tensor that requires grad", hint=hint)
+    with torch._C._AutoDispatchBelowAutograd():
+        torch.ops.convgrad.convolution_weights_into(*args)
 
 
 def tangent(wanted: Role) -> Callable[..., Tensor | None]:
@@ -285,27 +339,33 @@ def tangent(wanted: Role) -> Callable[..., Tensor | None]:
     return jvp
 
 
-def _function(wanted: Role) -> Any:
-    """An operator as a Function, which torch.func can transform."""
+def _function(wanted: Role, adds: bool = False) -> Any:
+    """An operator as a Function, which torch.func can transform; or one that adds to the gradient of weights."""
 
     def forward(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
-        return call.again(wanted) if _is_transformed() else call.plainly(wanted)
+        return call.again(wanted) if are_functions_transformed() else call.plainly(wanted)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         remember(wanted)(ctx, inputs, output)
         call = Call.read(wanted, inputs)
+        if adds:
+            ctx.parameter = call.second
+            return
         ctx.save_for_forward(call.first, call.second)
         ctx.inputs = (call.first, call.second)
         ctx.size, ctx.shape, ctx.last = call.size, output.shape, lies_channels_last(output)
 
-    members = {"forward": forward, "setup_context": setup_context, "backward": gradients(wanted)}
+    members: dict[str, Any] = {"forward": forward, "setup_context": setup_context, "backward": gradients(wanted)}
     members |= {"jvp": tangent(wanted), "vmap": batched(wanted)}
     return type(OPERATORS[wanted], (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 
 FUNCTIONS: dict[Role, Any] = {wanted: _function(wanted) for wanted in OPERATORS}
 """The operators for torch.func and forward-mode differentiation."""
+
+ADDING: dict[Role, Any] = {wanted: _function(wanted, adds=True) for wanted in ("y", "x")}
+"""The operators that add the gradient of weights to what they have."""
 
 
 def _define() -> None:
@@ -322,14 +382,15 @@ def _define() -> None:
             key = getattr(torch._C.DispatchKey, f"Autocast{device}")
             LIBRARY.impl(name, under_autocast(wanted, key), f"Autocast{device}")
         full = f"convgrad::{name}"
-        torch.library.register_fake(full, fake(wanted), lib=LIBRARY)
-        torch.library.register_autograd(full, gradients(wanted), setup_context=remember(wanted), lib=LIBRARY)
-        torch.library.register_vmap(full, batched(wanted), lib=LIBRARY)
+        _registry.register_fake(full, fake(wanted), lib=LIBRARY)
+        _registry.register_autograd(full, gradients(wanted), setup_context=remember(wanted), lib=LIBRARY)
+        _registry.register_vmap(full, batched(wanted), lib=LIBRARY)
     into = "convolution_weights_into"
     LIBRARY.define(f"{into}(Tensor x, Tensor y, Tensor(a!) into, {_GEOMETRY}, str algorithm='direct') -> ()", tags=tags)
     for device in ("CPU", "CUDA"):
         LIBRARY.impl(into, weights_into, device)
-    torch.library.register_fake(f"convgrad::{into}", lambda *_: None, lib=LIBRARY)
+    LIBRARY.impl(into, _refuse_gradients, "Autograd")
+    _registry.register_fake(f"convgrad::{into}", lambda *_: None, lib=LIBRARY)
 
 
 _define()

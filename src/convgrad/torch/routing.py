@@ -110,12 +110,13 @@ def install(policy: str = "fast", *, algorithm: str = "direct", forward: bool = 
     """
     asked = Setting(_choice("policy", policy, POLICIES), algorithm, forward)
     _choice("algorithm", algorithm, ALGORITHMS)
+    cuda: Any = torch.backends.cuda  # has no types
     with _router.lock:
         if _router.setting == asked:
             return
         _remove()
         for device in dict.fromkeys(backend.device for backend in engine.BACKENDS):
-            if device == "cpu" or (device == "cuda" and torch.backends.cuda.is_built()):
+            if device == "cpu" or (device == "cuda" and cuda.is_built()):
                 _override("convolution_backward", _backward, device, asked)
                 if forward:
                     _override("convolution", _forward, device, asked)
@@ -168,7 +169,8 @@ def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, 
     """Put a kernel of ours in the place of PyTorch's, which it may call."""
     key = KEYS[device]
     stock = torch.library.get_kernel(f"aten::{name}", key)
-    library = torch.library.Library("aten", "IMPL", key)
+    registry: Any = torch.library  # has no types
+    library = registry.Library("aten", "IMPL", key)
     library.impl(name, make(stock, device, asked), key, with_keyset=True)
     _router.libraries.append(library)
     # Another thread may be about to call it when it is taken away, so it lives on: a few hundred bytes.
