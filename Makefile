@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help run test lint bench corpus docs clean test-gpu bench-gpu
+.PHONY: help run test test-cpu test-gpu lint bench bench-gpu corpus docs clean
 
 help:
 	@echo "make run    compute, verify and time the gradients of real layers"
 	@echo "make test   lint, then all tests"
+	@echo "make test-cpu  test tile registers (AMX), on a machine that has them"
 	@echo "make lint   ruff and mypy"
 	@echo "make bench  time real layers beside PyTorch and oneDNN; BENCH='--quick' passes options on"
 	@echo "make test-gpu   the GPU engine on this machine's GPU: exact, guarded, the same bits every time"
@@ -24,6 +25,10 @@ run: $(VENV)/.installed-cli
 
 test: lint
 	$(PY) -m pytest -n auto --dist worksteal
+
+# With a PYTHON that has convgrad's dependencies, nothing is installed: make test-cpu PY=python3.12
+test-cpu: $(if $(filter $(VENV)/%,$(PY)),$(VENV)/.installed)
+	$(PY) tests/cpu/hardware.py $(TESTS)
 
 lint: $(VENV)/.installed-test
 	$(PY) -m ruff check .

@@ -16,11 +16,13 @@ from convgrad import engine, explanation
 from convgrad.cli import main
 from convgrad.cli.picture import ASCII, picture
 from convgrad.cpu import target, telling
+from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.threads import count
 from convgrad.errors import SpecError
 from convgrad.spec import OPS, Problem
 from convgrad.spec.bind import Description, bind
 from convgrad.spec.problem import extent
+from cpu.machines import INTEL
 
 ROOT = Path(__file__).parents[2]
 KINDS = {  # a problem line for each kind of plan, and words of what it is told by
@@ -130,6 +132,12 @@ def test_every_field_of_a_plan_has_words():
         plan = engine.explain(Problem.parse(line)).plan
         if plan is not None:
             used |= {key for _, key, _ in telling.leaves(plan)}
+    for wanted in "yw":  # on tile registers, which the machine at hand need not have
+        p = Problem.parse(f"{wanted} bf16 n2 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
+        plan = make_plan(p, INTEL["tiles, emulated"], 2)
+        assert max(len(told) for told in telling.tell(plan, {"x": "x", "w": "w", "y": "y"}).tile.splitlines()) < 120
+        assert all(words for _, _, words in telling.details(plan))
+        used |= {key for _, key, _ in telling.leaves(plan)}
     assert set(telling.WORDS) == used
 
 

@@ -31,10 +31,12 @@ from convgrad.backend import Refusal  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
 from convgrad.cpu.plan.records import Plan  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
-from cpu.machines import MACHINES  # noqa: E402
-from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED  # noqa: E402
+from cpu.machines import INTEL  # noqa: E402
+from cpu.machines import MACHINES as GENERAL  # noqa: E402
+from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED, TILED  # noqa: E402
 from cpu.problems import DTYPE_NAMES, however_small, numbered  # noqa: E402
 
+MACHINES = GENERAL | INTEL
 FILE = Path(__file__).with_name("golden.txt")
 TEAMS = (1, 2, 3, 8)
 DRAWN = range(40000, 40300)
@@ -62,7 +64,7 @@ class Subject:
 
 def named() -> dict[str, Subject]:
     """Every problem with a name that the engine is asked for."""
-    every = tuple(MACHINES)
+    every = tuple(GENERAL)
     texts = {title: (text, every) for title, text in NAMED.items()}
     texts |= {text: (text, every) for text in DECLINED}
     texts |= {text: (text, (one_of(every, text),)) for text in FEW_CHANNELS}
@@ -75,6 +77,7 @@ def named() -> dict[str, Subject]:
         dtype, nxc = kind[:4].strip(), kind.endswith("nxc")
         text = f"{wanted} {dtype} {sizes}{' x@nxc y@nxc w@xio' * nxc}"
         texts[f"layer, {title}: {wanted} {kind}"] = (text, ("avx512", "halves", one_of(every[3:], text)))
+    texts |= {title: (text, tuple(INTEL)) for title, text in TILED.items()}
     found = {title: Subject(Problem.parse(text), machines) for title, (text, machines) in texts.items()}
     return {title: s for title, s in found.items() if all(s.problem.size(role) for role in ("x", "w", "y"))}
 
@@ -86,7 +89,7 @@ def drawn() -> dict[str, Subject]:
 
 def draw(problem: Problem, title: str) -> Subject:
     """A random problem on a machine that its title decides."""
-    return Subject(problem, (one_of(tuple(MACHINES), title),), drawn=True)
+    return Subject(problem, (one_of(tuple(GENERAL), title),), drawn=True)
 
 
 def one_of(machines: Sequence[str], text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from convgrad.cpu import kernel
+from convgrad.cpu.amx.records import TileGather, TileSums
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan.workspace import Buffer
 from convgrad.cpu.wgrad.records import WeightGradient
@@ -102,7 +103,7 @@ GAP = 1024  # elements between two buffers of a workspace, in plans with gaps
 @contextmanager
 def gaps_between_buffers() -> Iterator[None]:
     """Plans keep the buffers of their workspace apart, so that a write beyond one can be seen by `check_gaps`."""
-    plain = {kind: kind.buffers for kind in (Gather, WeightGradient)}
+    plain = {kind: kind.buffers for kind in (Gather, WeightGradient, TileGather, TileSums)}
 
     def spread(kind: type) -> property:
         def buffers(self: Gather | WeightGradient) -> tuple[Buffer, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from convgrad.cpu.target import Target
+from convgrad.cpu.target import Target, Tiles
 
 X86 = "x86_64-unknown-linux-gnu"
 ARM = "aarch64-unknown-linux-gnu"
@@ -35,3 +35,18 @@ MACHINES = {
     "vector of 3 in small caches": replace(AVX512, name="made up", width=12, tile=(2, 3), **SMALL),
     "tile 3x2 in small caches": replace(AVX512_PAIRS, tile=(3, 2), **SMALL),
 }
+
+# Intel's servers, which multiply pairs of bf16 more slowly than f32, without their tile registers and with them.
+INTEL_FEATURES = WIDE + ",+avx512bf16,+avx512fp16,+amx-tile,+amx-bf16"
+SAPPHIRE_RAPIDS = replace(AVX512, cpu="sapphirerapids", features=INTEL_FEATURES, own_l2=2 << 20)
+EMULATED = Tiles(("bf16", "f16"), emulated=True)
+INTEL = {
+    "sapphirerapids": SAPPHIRE_RAPIDS,
+    "sapphirerapids, tiles": replace(SAPPHIRE_RAPIDS, name="amx", tiles=Tiles(("bf16",))),
+    "graniterapids, tiles": replace(
+        SAPPHIRE_RAPIDS, name="amx", cpu="graniterapids", features=INTEL_FEATURES + ",+amx-fp16",
+        tiles=Tiles(("bf16", "f16")),
+    ),
+    "tiles, emulated": replace(AVX512_PAIRS, name="amx", tiles=EMULATED),
+    "tiles, emulated, in small caches": replace(AVX512_PAIRS, name="amx", tiles=EMULATED, own_l2=20000, **SMALL),
+}  # fmt: skip

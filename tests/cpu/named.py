@@ -200,3 +200,25 @@ DECLINED = {
     "x f32 n1 g1 cx2 cy2 x200x200 w1x1 y3x3 s65x64 d1x1 p0x0": "phases",
     "x f32 n1 g1 cx2 cy2 x5 w1 y1 s100000 d1 p0": "phases",
 }
+
+TILED = {
+    f"tiles, {title}: {wanted} {dtype}": f"{wanted} {dtype} {text}"
+    for title, (roles, text) in {
+        "3x3": ("xyw", "n2 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"),
+        "3x3 channels first": ("xyw", "n2 g1 cx64 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1"),
+        "1x1 in place": ("xyw", "n2 g1 cx64 cy128 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"),
+        "stride, groups, dilation": ("xyw", "n2 g2 cx32 cy40 x15x15 w3x3 y7x8 s2x2 d2x1 p1x1 x@nxc y@nxc"),
+        "odd channels": ("xy", "n1 g1 cx47 cy31 x9x12 w2x3 y8x10 s1x1 d1x1 p0x0 x@nxc y@nxc"),
+        "a bias, sums kept": ("xy", "n2 g1 cx48 cy80 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 out:f32 bias"),
+        "accumulated": ("xyw", "n2 g1 cx16 cy20 x9x40 w1x3 y9x38 s1x1 d1x1 p0x0 x@nxc y@nxc accumulate"),
+        "volume": ("xyw", "n1 g1 cx24 cy32 x4x6x7 w3x3x3 y4x6x7 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc w@xio"),
+        "a row": ("xyw", "n3 g1 cx40 cy40 x57 w5 y57 s1 d1 p2"),
+        "a stride larger than the kernel": ("xy", "n1 g1 cx32 cy32 x17x17 w1x2 y6x6 s3x3 d1x1 p0x0 x@nxc y@nxc"),
+        "far apart": ("xyw", "n1 g1 cx32 cy32 x40x3 w3x3 y8x3 s1x1 d16x1 p0x1"),
+        "one image, channels first": ("w", "n1 g1 cx48 cy32 x7x11 w1x1 y7x11 s1x1 d1x1 p0x0"),
+        "many parts": ("w", "n4 g1 cx160 cy144 x12x12 w3x3 y12x12 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"),
+    }.items()
+    for wanted in roles
+    for dtype in ("bf16", "f16")
+}
+"""Problems for tile registers."""

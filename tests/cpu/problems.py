@@ -17,7 +17,7 @@ from convgrad import reference
 from convgrad.cpu import kernel
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.plan import registry
-from convgrad.cpu.target import Target, named, native
+from convgrad.cpu.target import Target, Tiles, named, native
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
@@ -54,6 +54,9 @@ def targets() -> dict[str, Target]:
         found["without pairs in small caches"] = replace(host, features=fewer, **small)
         found["avx2"] = named("avx2")
         found["avx2 in small caches"] = replace(named("avx2"), **small)
+        tiles = Tiles(("bf16", "f16"), emulated=True)
+        found["tiles"] = replace(host, name="amx", tiles=tiles)
+        found["tiles in small caches"] = replace(host, name="amx", tiles=tiles, own_l2=20000, **small)
     return found
 
 
@@ -256,6 +259,25 @@ def _odd_axis(rng: np.random.Generator, rank: int) -> Numbers:
         return _axis(rng, whole(1, 90), k, whole(10, 80), whole(1, 3), whole(0, 30), whole(0, 30))
     # "ahead": the first window begins inside x
     return _axis(rng, x + 5, k, whole(1, 2), 1, -whole(1, 4), whole(0, 5))
+
+
+TILE_EDGES = [16, 17, 20, 24, 31, 32, 33, 40, 48, 49, 63, 64, 65, 80, 96, 129]
+
+
+def draw_tiled(seed: int) -> Problem:
+    """A problem for tile registers: 16-bit numbers, channels around whole tiles."""
+    rng = np.random.default_rng([seed, 7])
+    while True:
+        rank = int(rng.integers(1, 4))
+        axes = [_usual_axis(rng, rank) if rng.random() < 0.5 else _odd_axis(rng, rank) for _ in range(rank)]
+        cx, cy = (int(c) for c in rng.choice(TILE_EDGES, 2))
+        p = _problem(rng, axes, int(rng.integers(1, 4)), int(rng.choice([1, 1, 1, 2, 3])), cx, cy)
+        dtype = str(rng.choice(["bf16", "f16"]))
+        p = replace(p, dtype=dtype, out_dtype="f32" if rng.random() < 0.3 else dtype)
+        elements = sum(p.size(role) for role in ("x", "w", "y"))
+        if p.flops <= MOST["small"] and elements <= 1e6 and prod(p.w) <= 500 and p.size("y"):
+            break
+    return replace(p, **{f"{role}_strides": _strides(rng, p, role) for role in ("x", "w", "y")})
 
 
 # One below, at and one above the lanes of every type and machine, and blocks of several vectors with one more.

@@ -66,6 +66,7 @@ class Kernel:
 @lru_cache(maxsize=1024)
 def find(problem: Problem, target: Target, num_threads: int) -> Kernel | Refusal:
     """The kernel for a problem, or why there is none."""
+    target = permitted(problem, target)
     note = recall.recall(problem, target, num_threads)
     if isinstance(note, Refusal):
         return note
@@ -99,7 +100,16 @@ def make_plan(problem: Problem, target: Target, num_threads: int) -> Plan:
     """The plan alone."""
     from .plan import registry
 
-    return registry.make_plan(problem, target, num_threads)
+    return registry.make_plan(problem, permitted(problem, target), num_threads)
+
+
+def permitted(problem: Problem, target: Target) -> Target:
+    """The target, without tile registers if it has them and the system does not let this process use them."""
+    if not target.tiles.multiply(problem.dtype):
+        return target
+    from .amx.permission import allowed
+
+    return allowed(target)
 
 
 class _Workspace:

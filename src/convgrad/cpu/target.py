@@ -1,6 +1,6 @@
 """The machine that code is written for: vector width, registers, caches, and how fast it computes.
 
-`native` reads the facts of the machine at hand: features and CPU from LLVM, the last-level cache from the system. A
+`native` reads the facts of the machine at hand: features and CPU from LLVM, caches from the system (see caches.py). A
 target is a plain value, so tests write code for one machine while they run on another. What planners make of these
 facts (tile shapes, costs) is in plan/tuning.py.
 """
@@ -12,9 +12,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import UnsupportedError
+from . import caches
 
 LINE = 64  # bytes of a cache line
 DOUBLE_PUMPED = ("znver4",)  # LLVM's names of CPUs with AVX-512 that compute 64 bytes in two steps of 32
+TILE_FEATURES = {"bf16": "+amx-bf16", "f16": "+amx-fp16"}  # what multiplies tiles of a type; all need "+amx-tile"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Whether a machine multiplies matrices of 16 by 16 numbers in tile registers (Intel's AMX), and of which types."""
+
+    dtypes: tuple[str, ...] = ()
+    emulated: bool = False  # plain code does what the instructions do: tests run plans for tiles on any machine
+    refused: str = ""  # why the system does not let this process use them
+
+    def multiply(self, dtype: str) -> bool:
+        """Whether numbers of a type can be multiplied so."""
+        return dtype in self.dtypes and not self.refused
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,8 @@ class Target:
     ==============  ============================================================  ==================================
 
     `l1` and `l2` are the cache sizes that blocks are cut for. They are the same everywhere, because they also cut sums:
-    so machines with the same vectors and `double_pumped` give the same bits.
+    so machines with the same vectors and `double_pumped` give the same bits. `own_l2` is what the machine really has:
+    it may cut only what does not change the order of a sum.
     """
 
     name: str
@@ -49,6 +65,8 @@ class Target:
     l2: int = 1024 * 1024
     l3: int = 16 * 1024 * 1024  # results that are larger are written past it
     tile: tuple[int, int] | None = None  # (rows, vectors) of the register tile, in place of the planner's choice
+    tiles: Tiles = Tiles()
+    own_l2: int = 0  # bytes of the second-level cache of a core; 0: as `l2` says
 
     def lanes(self, size: int) -> int:
         """How many elements of so many bytes a vector holds."""
@@ -88,26 +106,26 @@ def native() -> Target:
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)
     double_pumped = name == "avx512" and cpu in DOUBLE_PUMPED
-    return Target(name, triple, cpu, features, width, registers, double_pumped, l3=_last_cache() or Target.l3)
+    _, l2, l3 = caches.sizes(cpu)
+    return Target(name, triple, cpu, features, width, registers, double_pumped, l3=l3 or Target.l3, own_l2=l2)
 
 
-def _last_cache() -> int:
-    """Bytes of the last-level cache; 0 if the system does not say."""
-    sizes = [0]
-    for index in range(8):
-        try:
-            with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size") as file:
-                sizes.append(int(file.read().strip().removesuffix("K")) * 1024)
-        except (OSError, ValueError):
-            continue
-    return max(sizes)
+def tile_types(features: str) -> tuple[str, ...]:
+    """The types of which a machine with these features multiplies tiles."""
+    found = features.split(",")
+    return tuple(dtype for dtype, needed in TILE_FEATURES.items() if {"+amx-tile", needed} <= set(found))
 
 
 def named(name: str) -> Target:
-    """The machine at hand, or a lower level: native, avx512, avx2, baseline. A level that it lacks is an error."""
+    """The machine at hand, or another level: native, amx, avx512, avx2, baseline. A level that it lacks is an error.
+
+    `amx` is the machine with its tile instructions, which `native` leaves alone: they have not been run on real ones.
+    """
     host = native()
     if name in ("", "native", host.name):
         return host
+    if name == "amx" and host.name == "avx512" and (dtypes := tile_types(host.features)):
+        return replace(host, name="amx", tiles=Tiles(dtypes))
     x86 = host.triple.startswith(("x86_64", "amd64"))
     features = [f for f in host.features.split(",") if f]
     # A lower level has one step of computing, whatever the machine.
@@ -119,7 +137,7 @@ def named(name: str) -> Target:
         return replace(level, features="" if x86 else ",".join(features), width=16, registers=16)
     raise UnsupportedError(
         f"CONVGRAD_TARGET={name!r} is not available; this machine has native ({host.name}), "
-        f"{'avx2, ' if host.name == 'avx512' else ''}baseline"
+        f"{'amx, ' if tile_types(host.features) else ''}{'avx2, ' if host.name == 'avx512' else ''}baseline"
     )
 
 

@@ -9,6 +9,8 @@ from math import prod
 from typing import Any
 
 from ..backend import Estimate
+from .amx.records import TileGather, TileSums
+from .amx.tiles import Block
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
 from .pack.box import PackBox
@@ -104,6 +106,31 @@ def _pixels(plan: PixelsInLanes, names: Names) -> Telling:
     return Telling(plan.nest, how, tile, width / up(width, plan.lanes), tasks)
 
 
+def _tiles(plan: TileGather, names: Names) -> Telling:
+    layer = plan.layer
+    result, source = (names["y"], names["x"]) if layer.wanted == "y" else (names["x"], names["y"])
+    how = f"each pixel of {result} collects its products with {source}, over the kernel and the channels"
+    tile = f"{plan.tiles.height} pixels x {plan.block} channels: {_registers(plan)}"
+    part = " and a part of the channels" if plan.parts.parts > 1 else ""
+    tasks = f"{_tasks(plan)}, each a box of at most {prod(plan.positions.sizes)} pixels{part}"
+    return Telling(plan.nest, how, tile, layer.cout / up(layer.cout, plan.lanes), tasks)
+
+
+def _tile_sums(plan: TileSums, names: Names) -> Telling:
+    how = f"each weight of {names['w']} sums its products over all pixels of {names['x']} and {names['y']}"
+    tile = f"{plan.rows} channels of {names['x']} x {plan.block} of {names['y']}: {_registers(plan)}"
+    tasks = f"{_tasks(plan)}, each a part of {names['w']}"
+    if plan.parts.slices > 1:
+        tasks += f" over one of {plan.parts.slices} parts of the pixels"
+    channels = plan.sides.channels[1]
+    return Telling(plan.nest, how, tile, channels / up(channels, plan.lanes), tasks)
+
+
+def _registers(plan: TileGather | TileSums) -> str:
+    down, across = plan.tiles.down, plan.tiles.across
+    return f"{down} x {across} tile registers of {plan.tiles.rows} x {plan.lanes} sums"
+
+
 def _tasks(plan: Made) -> str:
     return f"{plan.tasks} task{'s' if plan.tasks > 1 else ''}"
 
@@ -117,10 +144,43 @@ TELL: Mapping[str, Callable[[Any, Names], Telling]] = {
     WeightGradient.nest: _weight_gradient,
     ChannelsInLanes.nest: _channels,
     PixelsInLanes.nest: _pixels,
+    TileGather.nest: _tiles,
+    TileSums.nest: _tile_sums,
 }
 """By loop nest, as the registry names it. A new nest has a function here, and words below for its fields."""
 
 WORDS = {
+    "Box.axes": "what positions read, along each axis",
+    "Box.channels": "channels of x and of y that there is room for",
+    "Box.entries": "where each tap begins in x",
+    "Box.flat": "positions of the axes from this one on are one long row",
+    "Box.x_pack": "how x is packed",
+    "Box.x_pitch": "elements between channels of x",
+    "Box.y_pack": "how y is packed, if it is",
+    "Box.y_pitch": "pairs between pairs of positions of y",
+    "Box.y_steps": "elements between positions of y before they are paired, along each axis",
+    "Code.emulated": "plain code does what tile instructions do",
+    "Code.rounds_bf16": "the machine rounds to bf16",
+    "Parts.blocks": "blocks of channels in a task",
+    "Parts.parts": "parts of the blocks of channels",
+    "Positions.axes": "what positions read, along each axis",
+    "Positions.flat": "positions of the axes from this one on are one long row",
+    "Positions.pitch": "elements between neighbouring positions",
+    "Positions.steps": "elements between positions along each axis",
+    "Positions.taps": "taps of each phase, and where their input is packed",
+    "Sides.channels": "channels of x and of y, in a group",
+    "Sides.w_channel": "elements between groups, and channels of x and of y, of the weights",
+    "Sides.x_channel": "elements between groups, and between channels, of x",
+    "Sides.y_channel": "elements between groups, and between channels, of y",
+    "SumParts.column_parts": "parts of the channels of y",
+    "SumParts.columns": "channels of y in a part",
+    "SumParts.row_parts": "parts of the channels of x",
+    "SumParts.rows": "channels of x in a part",
+    "SumParts.taps_inside": "taps are contiguous in the sums",
+    "TileGather.layer": "the problem as a gather",
+    "TileGather.sums": "how the sum over channels is taken",
+    "TileGather.tile": "what the columns of tiles hold",
+    "TileSums.weights": "where each tap lies in the weights",
     "Boxes.box": "pixels that are packed and summed at a time, along each axis",
     "Boxes.sizes": "pixels of y, along each axis",
     "Boxes.slices": "parts that the sum is cut into, added in order",
@@ -214,6 +274,8 @@ WORDS = {
     "phases": "pixels that share their taps",
     "pitch": "elements between pixels of the packed input",
     "prefetch": "memory that is prefetched",
+    "ranges": "where each tap lies inside x",
+    "repairs": "sums that padding has spoilt are taken again",
     "staging": "how sums that wait are written",
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
@@ -233,7 +295,9 @@ WORDS = {
     "wanted": "the tensor computed, in y = conv(x, w)",
     "weights": "how weights are packed",
     "weights_step": "bytes between the weights that boxes prefetch; 0: none",
+    "tiles": "how tile registers are used",
     "why": "reasons",
+    "work": "cycles in which tiles are multiplied",
 }
 """What the fields of plans are, for a stranger."""
 
@@ -250,6 +314,7 @@ BUFFERS = {
     "y": "packed y",
     "x_raw": "pixels of x before they are paired",
     "y_raw": "pixels of y before they are paired",
+    "registers": "emulated tile registers",
 }
 """What buffers hold."""
 
@@ -288,6 +353,8 @@ def _short(value: Any) -> str:
         return str(value.value)
     if isinstance(value, Target):
         return f"{value.name}, vectors of {value.width} bytes"
+    if isinstance(value, Block):
+        return f"{value.down} x {value.across} tiles of {value.rows} rows, {value.pairs} pairs in a step"
     if isinstance(value, (PackBox, PackWeights)):
         return value.packer.name.replace("_", " ").lower()
     if isinstance(value, Estimate):

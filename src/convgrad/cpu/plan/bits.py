@@ -61,6 +61,16 @@ BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay 
 FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
 FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded
 
+# Tile registers (Intel's AMX): which layers they compute. Nothing of this was measured: no machine had them.
+
+TILE_CHANNELS = 16  # in and out of a group, at least
+TILE_STEPS = 3, 2  # steps over the channels are so many times those of whole tiles, at most
+TILE_PART = 128  # channels of each side of a part of w, at most: its boxes are cut for as many
+TILE_UNIT = 64  # channels of each side for which slices of w are counted
+TILE_BOX = 2, 3  # part of Target.l2 that a box of w takes, at most
+TILE_PIXELS = 512  # positions in such a box, about
+TILE_SLICE_BYTES = 8 << 20  # of the sums of all slices
+
 # w: which sides are read in place says how many pixels are in a box, and so does what is packed. Said to be
 # measured, unless a line says that no origin is recorded.
 
@@ -235,6 +245,13 @@ def lane_group_steps(lanes: int, channels: int, outputs: int) -> float:
     return ceil(channels / lanes) if lanes % outputs == 0 else inf
 
 
+SLOW_DOTS = ("cooperlake", "sapphirerapids", "emeraldrapids", "graniterapids", "graniterapids-d", "diamondrapids")
+"""LLVM's names of CPUs whose products of pairs of bf16 are slower than those of f32. On Emerald Rapids the former gave
+89 to 130 GFLOP/s on a core, the latter 97 to 178; the others are assumed to be like it.
+"""
+
+
 def dots(target: Target) -> bool:
-    """Whether the machine multiplies and adds pairs of bf16, with a rounding of its own."""
-    return target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
+    """Whether the machine multiplies and adds pairs of bf16, with a rounding of its own, and gains by it."""
+    able = target.width in (32, 64) and "+avx512bf16" in target.features.split(",")
+    return able and target.cpu not in SLOW_DOTS

@@ -34,6 +34,8 @@ class Algorithm(NamedTuple):
 ALGORITHMS = (
     Algorithm("direct", "depthwise pixels", "depthwise.pixels_plan", "depthwise.pixels_kernel"),
     Algorithm("direct", "depthwise channels", "depthwise.channels_plan", "depthwise.channels_kernel"),
+    Algorithm("direct", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("direct", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
@@ -62,6 +64,8 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
+    if target.tiles.refused and problem.dtype in target.tiles.dtypes and not isinstance(plan, Refusal):
+        plan = replace(plan, why=(*plan.why, f"without tile registers: {target.tiles.refused}"))
     if not isinstance(plan, Refusal):
         plan = _within(plan, bound, threads)
     return plan if isinstance(plan, Refusal) else replace(plan, estimate=estimate(plan, problem, target))

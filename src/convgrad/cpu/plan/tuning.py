@@ -134,6 +134,18 @@ class DepthwiseTuning:
 
 
 @dataclass(frozen=True)
+class RegisterTuning:
+    """Tile registers, in cycles. From Intel's documents: nothing was measured, since no machine had them."""
+
+    multiply: int = 16  # from one product of tiles to the next
+    latency: int = 52  # until the sums of one can be added to
+    load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
+    box: float = 0.5  # part of the second-level cache that a box of y or x takes
+    tasks: int = 3  # for a thread
+    least_pixels: int = 128  # a box is not cut for threads if it has fewer
+
+
+@dataclass(frozen=True)
 class Speed:
     """How fast a machine of this kind is. Only estimates depend on it, and no plan: see estimate.py."""
 
@@ -155,6 +167,7 @@ class Tuning:
     gather: GatherTuning = GatherTuning()
     wgrad: WgradTuning = WgradTuning()
     depthwise: DepthwiseTuning = DepthwiseTuning()
+    registers: RegisterTuning = RegisterTuning()
 
 
 THIRTY_TWO = {1: 8, 2: 8, 3: 8, 4: 6}  # rows of tiles, with so many registers
@@ -239,7 +252,7 @@ def half_width_text(lanes: int, channels: int) -> str:
 
 def converts_f16(target: Target) -> bool:
     """Whether the machine converts f16."""
-    return target.name in ("avx512", "avx2", "neon")
+    return target.name in ("amx", "avx512", "avx2", "neon")
 
 
 def streams(p: Problem, target: Target) -> bool:

@@ -1,0 +1,211 @@
+"""Plans for y and x on tile registers: a list of steps, each a function from what was decided before to a record.
+
+Sums take taps in order, and for each tap the channels, as many at a time as a tile has: neither the boxes nor the
+threads change the order, so that they may be chosen for speed alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+from ...spec.problem import Problem
+from ..gather.plan import as_gather, choose_weight_packer
+from ..gather.records import Layer, Sums, Tile
+from ..ir.vectors import sum_type
+from ..pack.box import PackBox, Packer, packer
+from ..pack.unpack import Staging, unpacker
+from ..plan.axes import longest, offsets
+from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
+from ..plan.records import pitch
+from ..plan.tuning import RegisterTuning, tuning
+from ..target import Target
+from .axes import axis, long_row, phases_of, tiles_of
+from .records import Code, Parts, Positions, TileGather
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+
+SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
+"""Tiles of sums below each other and side by side, with room for factors in the other registers."""
+
+
+def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
+    """A plan for the results or the data gradient of a problem, if tile registers can compute it well."""
+    if p.wanted == "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+        return None
+    layer = as_gather(p, target)
+    pairs = pairs_of_step(layer.cin)
+    if not pairs or layer.cout < TILE_CHANNELS or prod(layer.out_strides) > MOST_PHASES:
+        return None
+    tuned = tuning(target).registers
+    odd = layer.cin % 2
+    sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
+    positions = lay_out(layer, sums, target, threads)
+    pack = pack_box(layer, sums, positions)
+    if odd and pack is not None and pack.packer is Packer.ELEMENTS:
+        return None  # these leave what is beside the last channel as it is
+    block = shape(layer, positions, pairs, tuned)
+    blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
+    tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
+    made = TileGather(
+        layer, tile, sums, block, positions, pack,
+        choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
+        code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
+        threads=threads,
+    )  # fmt: skip
+    return replace(made, why=reasons(made))
+
+
+def pairs_of_step(channels: int) -> int:
+    """Pairs of channels that a step multiplies, so that steps divide them evenly; 0 if that takes too many steps."""
+    if channels < TILE_CHANNELS:
+        return 0
+    pairs = ceil(channels / 2)
+    least = ceil(pairs / PAIRS)
+    most = least * TILE_STEPS[0] // TILE_STEPS[1]
+    return next((pairs // steps for steps in range(least, most + 1) if pairs % steps == 0), 0)
+
+
+def code(target: Target, out_dtype: str) -> Code:
+    """How instructions are written."""
+    return Code(target.tiles.emulated, out_dtype == "bf16" and "+avx512bf16" in target.features.split(","))
+
+
+# Positions.
+
+
+def lay_out(layer: Layer, sums: Sums, target: Target, threads: int) -> Positions:
+    """Boxes of positions, and how their inputs lie."""
+    step = pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS
+    tuned = tuning(target).registers
+    room = int((target.own_l2 or target.l2) * tuned.box)
+    box = _box(layer, step, room)
+    if sums.odd or not _lies_in_place(layer, box[-1]):
+        box = _for_threads(layer, box, threads, tuned)
+        axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
+        counts = tuple(a.pack.count for a in axes)
+        flat = min(range(len(axes)), key=lambda flat: (tiles_of(tuple(box), counts, flat, ROWS), -flat))
+        steps = tuple(prod(counts[i + 1 :]) * step for i in range(len(counts)))
+        return Positions(axes, flat, False, step, steps, *phases_of(layer.axes, axes, step))
+    fewer = _for_threads(layer, box, threads, tuned)
+    box = fewer if _lies_in_place(layer, fewer[-1]) else box
+    axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
+    steps = tuple(a.in_stride * a.pack.stride for a in axes)
+    return Positions(axes, len(axes) - 1, True, steps[-1], steps, *phases_of(layer.axes, axes, 0))
+
+
+def _box(layer: Layer, step: int, room: int) -> list[int]:
+    """The largest box whose inputs and sums have room in a cache."""
+    sizes = [ceil((a.y if layer.forward else a.x) / s) for a, s in zip(layer.axes, layer.out_strides, strict=True)]
+    box = [1] * len(sizes)
+
+    def fits(trial: list[int]) -> bool:
+        axes = [axis(a, layer.forward, b) for a, b in zip(layer.axes, trial, strict=True)]
+        entries = prod(len(a.runs) * a.pack.count for a in axes)
+        return entries * step * layer.size + prod(trial) * 2 * STEP * layer.item <= room
+
+    for i in reversed(range(len(sizes))):
+        box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
+        if box[i] < sizes[i]:
+            break
+    return box
+
+
+def _for_threads(layer: Layer, box: list[int], threads: int, tuned: RegisterTuning) -> list[int]:
+    """Smaller boxes, if there are too few for all threads."""
+    sizes = [ceil((a.y if layer.forward else a.x) / s) for a, s in zip(layer.axes, layer.out_strides, strict=True)]
+    box = list(box)
+    while layer.groups * prod(ceil(n / b) for n, b in zip(sizes, box, strict=True)) < tuned.tasks * threads:
+        i = next((i for i, b in enumerate(box) if b > 1), 0)
+        if threads == 1 or prod(box) < 2 * tuned.least_pixels:
+            break
+        box[i] = ceil(box[i] / 2)
+    return box
+
+
+def _lies_in_place(layer: Layer, box: int) -> bool:
+    """Whether tiles can read inputs where they lie: no kernel, no padding, contiguous channels, and rows as long as
+    tiles are high, also in the last box.
+    """
+    if layer.in_channel[1] != 1 or any(a.k > 1 or a.pad for a in layer.axes):
+        return False
+    if max(layer.out_strides) > 1:
+        return False
+    for a in layer.axes:
+        in_stride, inputs, results = (a.stride, a.x, a.y) if layer.forward else (1, a.y, a.x)
+        if offsets(a, layer.forward) != [0] or (results - 1) * in_stride >= inputs:
+            return False
+    results = layer.axes[-1].y if layer.forward else layer.axes[-1].x
+    return min(box, results % box or box) >= 2 * ROWS
+
+
+def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
+    """How a run of inputs is packed."""
+    if positions.in_place:
+        return None
+    # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
+    packs = tuple(a.pack for a in positions.axes)
+    box = PackBox("pack", packs, layer.in_channel[1], positions.pitch, channels=layer.cin, zero_rest=sums.odd)
+    return replace(box, packer=packer(box, COLUMNS))
+
+
+# Registers.
+
+
+def shape(layer: Layer, positions: Positions, pairs: int, tuned: RegisterTuning) -> Block:
+    """The tiles in registers that take the least time."""
+    row = long_row(positions.sizes, positions.extents, positions.flat)
+    rows = min(ROWS, row)
+    shapes = [Block(rows, pairs, down, across) for down, across in SHAPES]
+    if positions.in_place:
+        shapes = [block for block in shapes if block.height <= 2 * ROWS]
+    return min(shapes, key=lambda block: work(layer, positions, block, tuned))
+
+
+def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning) -> float:
+    """Cycles in which tiles are multiplied or loaded."""
+    tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
+    steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
+    multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
+    loaded = tuned.load * (block.down + block.across)
+    return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
+
+
+def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
+    """Parts of the channels of a box, if boxes are too few for all threads."""
+    tasks = layer.groups * positions.number
+    wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
+    blocks = ceil(tile.blocks / wanted)
+    return Parts(ceil(tile.blocks / blocks), blocks)
+
+
+def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging:
+    """How sums are written to the tensor, of one phase."""
+    steps, channel_step = tuple(a.out_step * a.out_stride for a in positions.axes), layer.out_channel[1]
+    return Staging(
+        unpacker(channel_step, steps[-1], COLUMNS), positions.extents, steps, channel_step, tile.block,
+        row_contiguous(positions), rounds_first(layer, positions), layer.cout % COLUMNS == 0,
+    )  # fmt: skip
+
+
+def rounds_first(layer: Layer, positions: Positions) -> bool:
+    """Whether sums are rounded before they are transposed: results of two bytes, in rows longer than a vector."""
+    longest_row = prod(positions.extents[2:]) if row_contiguous(positions) else positions.extents[3]
+    return layer.out_dtype in ("bf16", "f16") and longest_row > COLUMNS and not layer.accumulate
+
+
+def row_contiguous(positions: Positions) -> bool:
+    """Whether rows of results follow each other, in the tensor as in the staging."""
+    rows, columns = positions.axes[2:]
+    plain = rows.out_stride == columns.out_stride == columns.out_step == 1
+    return plain and columns.out == positions.extents[3] == rows.out_step
+
+
+def reasons(plan: TileGather) -> tuple[str, ...]:
+    """Why the plan is as it is."""
+    told = [
+        (True, f"tile registers multiply {plan.layer.dtype} (AMX)"),
+        (plan.code.emulated, "their instructions are emulated"),
+        (plan.positions.in_place, "the input is read where it lies: no padding, no kernel, channels contiguous"),
+        (plan.parts.parts > 1, "channels are cut into parts, so that all threads have work"),
+    ]
+    return tuple(text for holds, text in told if holds)

@@ -1,0 +1,99 @@
+"""What tiles of w read: rows of positions for each channel of x, and pairs of positions of y.
+
+Both are made of [position][channel], elements of two bytes: y as it lies if its channels are contiguous, else what
+`pack.rows` has made. Where the pixels of x are contiguous, `pack.rows` makes rows of them itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from math import prod
+
+from ..ir.builder import Function, Module, Value
+from ..ir.convert import Elements
+from ..ir.shuffle import interleave, transpose
+from ..plan.records import up
+from .records import Box
+from .tiles import STEP
+
+WIDE = f"<{STEP} x i16>"
+
+
+def transpose_x(m: Module, box: Box) -> Function:
+    """A function that makes [channel][entry] of [entry][channel], a square of 32 at a time: (from, to)."""
+    f = m.function("transpose_x", ["p:from", "p:to"])
+    source, to = f.args
+    rows, _ = box.channels
+    pitch = box.x_pack.pitch
+    with f.loop(0, rows, STEP) as c, f.loop(0, box.x_pitch, STEP) as e:
+        at = [f.at(source, f.add(f.mul(f.add(e, i), pitch), c), "i16") for i in range(STEP)]
+        columns = transpose(f, [f.load(place, WIDE, 2) for place in at], STEP, "i16")
+        for i, column in enumerate(columns):
+            f.store(column, f.at(to, f.add(f.mul(f.add(c, i), box.x_pitch), e), "i16"), WIDE, 64)
+    return f
+
+
+def end_rows(m: Module, n: Elements, box: Box) -> Function:
+    """A function that clears what follows the entries in each row of x: (rows, how many)."""
+    f = m.function("end_rows", ["p:to", "i:rows"])
+    to, rows = f.args
+    entries = len(box.runs) * box.run_entries
+    with f.loop(0, rows) as c:
+        row = f.at(to, f.mul(c, box.x_pitch), n.sum)
+        first = up(entries, n.lanes)
+        if first > entries:
+            n.store(f, "zeroinitializer", f.at(row, entries, n.sum), n.mask(f, first - entries))
+        with f.loop(first, box.x_pitch, n.lanes) as e:
+            f.store("zeroinitializer", f.at(row, e, n.sum), n.vector, 2)
+    return f
+
+
+def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
+    """A function that makes [pair of positions][channel][first, second] of [position][channel]: (from, to, positions
+    along each axis, channels).
+
+    Places without a position are zeros: those at the end of a long row, and all between rows of a box.
+    """
+    f = m.function("pair_y", ["p:from", "p:to", *(f"i:n{i}" for i in range(len(box.sizes))), "i:channels"])
+    source, to, *counts, _ = f.args
+    flat, last = box.flat, len(box.sizes) - 1
+    with ExitStack() as stack:
+        read: Value = 0
+        place: Value = 0
+        for i in range(flat):
+            q = stack.enter_context(f.loop(0, counts[i]))
+            read = f.add(read, f.mul(q, box.y_steps[i]))
+            place = f.add(place, f.mul(q, prod(box.sizes[i + 1 : flat])))
+        row = f.at(to, f.mul(place, 2 * box.y_row), n.sum)
+        if flat < last:
+            f.call(clear, row, 2 * box.y_row)
+        pairs: Value = 0
+        for i in range(flat, last):
+            q = stack.enter_context(f.loop(0, counts[i]))
+            read = f.add(read, f.mul(q, box.y_steps[i]))
+            pairs = f.add(pairs, f.mul(q, prod(box.extents[i + 1 :]) // 2))
+        _pair_row(f, n, box, f.at(source, read, n.sum), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
+        if flat == last:
+            used = f.div(f.add(counts[last], 1), 2)
+            left = f.mul(f.sub(box.long_row // 2, used), 2 * box.y_pitch)
+            f.call(clear, f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
+    return f
+
+
+def _pair_row(f: Function, n: Elements, box: Box, source: str, to: str) -> None:
+    """The positions of a row, in pairs; a last one without a partner is paired with a zero."""
+    *_, count, channels = f.args
+
+    def pair(e: Value, *, alone: bool) -> None:
+        with f.loop(0, channels, n.lanes) as c:
+            mask = n.mask(f, f.sub(channels, c))
+            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.sum)
+            one = n.load(f, first, mask)
+            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.sum), mask)
+            place = f.at(to, f.mul(f.add(f.mul(e, box.y_pitch), c), 2), n.sum)
+            f.store(interleave(f, n.vector, n.lanes, one, two), place, WIDE, 4)
+
+    with f.loop(0, f.div(count, 2)) as e:
+        pair(e, alone=False)
+    with f.when(f.test("ne", f.rem(count, 2), 0)):
+        pair(f.div(count, 2), alone=True)

@@ -1,0 +1,330 @@
+"""Plans for tile registers as records: each is what one step of a planner decides.
+
+Rows of a tile lie evenly spaced in memory. So the inputs of a box are packed such that neighbouring positions always
+are, even from one row of pixels to the next: the positions of the innermost axes are one long row, with a few between
+rows that are computed in vain. A stride is taken out by packing inputs that lie so far apart as runs of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, prod
+
+from ...spec.problem import Ints
+from ..gather.records import Layer, Sums, Tile
+from ..pack.box import PackBox, Packer
+from ..pack.unpack import Staging
+from ..pack.weights import PackWeights
+from ..plan.records import Nest, Packed, Registers, TapRanges, up
+from ..plan.workspace import Buffer, per_thread, shared
+from .tiles import COLUMNS, FILE, STEP, Block
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What the positions q of a box read along one axis: entry q + shift of a run of evenly spaced inputs."""
+
+    out: int  # results
+    out_stride: int  # between results that one q after another makes
+    out_step: int  # elements between neighbouring results
+    box: int  # positions in a box
+    in_stride: int  # coordinates between entries of a run
+    runs: Ints  # the coordinate at which each run begins, for q = 0
+    taps: tuple[tuple[int, int, int, int], ...]  # (results q*out_stride + residue that have it, tap, its run and shift)
+    pack: Packed  # a run
+
+    @property
+    def positions(self) -> int:
+        """Positions of the results with the most of them."""
+        return ceil(self.out / self.out_stride)
+
+    @property
+    def boxes(self) -> int:
+        """How many boxes the axis is cut into."""
+        return ceil(self.positions / self.box)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Results that have the same taps: how many rows of the table of taps, from the first on, and their residues."""
+
+    first: int
+    count: int
+    residues: Ints
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """How positions are cut into boxes. In a box, those of the axes from `flat` on are one long row."""
+
+    axes: tuple[Axis, ...]
+    flat: int
+
+    @property
+    def sizes(self) -> Ints:
+        """Positions of a box along each axis."""
+        return tuple(a.box for a in self.axes)
+
+    @property
+    def number(self) -> int:
+        """Boxes over all axes."""
+        return prod(a.boxes for a in self.axes)
+
+    @property
+    def runs(self) -> tuple[Ints, ...]:
+        """Where each packed run begins along each axis, for the first position."""
+        return tuple(product(*(a.runs for a in self.axes)))
+
+    @property
+    def run_entries(self) -> int:
+        """Entries of one run of all axes."""
+        return prod(a.pack.count for a in self.axes)
+
+
+@dataclass(frozen=True)
+class Positions(Boxes):
+    """How the inputs of a box lie, for y or x."""
+
+    in_place: bool  # inputs are read where they lie
+    pitch: int  # elements between neighbouring positions
+    steps: Ints  # elements of the input between neighbouring positions along each axis
+    phases: tuple[Phase, ...]
+    taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
+
+    @property
+    def extents(self) -> Ints:
+        """Places of positions along each axis, with those computed in vain."""
+        counts = self.sizes if self.in_place else tuple(a.pack.count for a in self.axes)
+        return self.sizes[: self.flat + 1] + counts[self.flat + 1 :]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What threads take: a box with a part of the blocks of channels."""
+
+    parts: int
+    blocks: int  # of channels, in a part
+
+
+@dataclass(frozen=True)
+class Code:
+    """How tile instructions are written."""
+
+    emulated: bool  # as calls of plain code that does the same
+    rounds_bf16: bool  # the machine has an instruction that rounds to bf16
+
+
+@dataclass(frozen=True)
+class TileGather(Nest):
+    """The plan for y or x on tile registers: rows are positions, columns are channels out."""
+
+    nest = "tiles"
+
+    layer: Layer
+    tile: Tile
+    sums: Sums
+    tiles: Block
+    positions: Positions
+    pack: PackBox | None  # None: inputs are read where they lie
+    weights: PackWeights
+    parts: Parts
+    code: Code
+    staging: Staging
+    work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
+
+    @cached_property
+    def registers(self) -> Registers:
+        """The sums of a block of tiles."""
+        return Registers(self.layer.sum, COLUMNS, self.tiles.across, self.tiles.height)
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work."""
+        return self.layer.groups * self.positions.number * self.parts.parts
+
+    @property
+    def steps(self) -> float:
+        """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
+        return 2 * self.work
+
+    # What follows from several records.
+
+    @property
+    def panel(self) -> int:
+        """Elements of the packed weights of one block of channels; a pair is one."""
+        return self.layer.taps * self.sums.channels // 2 * self.block
+
+    @property
+    def group_weights(self) -> int:
+        """Elements of the packed weights of a group."""
+        lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
+        return self.layer.taps * self.sums.channels // 2 * lanes
+
+    @property
+    def staged(self) -> int:
+        """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
+        return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
+        layer, positions = self.layer, self.positions
+        blocks = layer.groups * self.tile.blocks
+        packed = 0
+        if not positions.in_place:
+            # Tiles read beyond the last position, and whole vectors and squares of them are packed.
+            beyond = self.rows + self.lanes + 1
+            packed = (len(positions.runs) * positions.run_entries + beyond) * positions.pitch // 2
+        return (
+            shared("weights", layer.groups * self.group_weights),
+            shared("bias", blocks * self.block if layer.bias is not None else 0),
+            per_thread("packed", packed),
+            per_thread("staging", self.staged),
+            per_thread("registers", FILE // 4 if self.code.emulated else 0),
+        )
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The problem of w: its types, its channels and where they lie."""
+
+    dtype: str
+    out_dtype: str
+    sum: str
+    converts_f16: bool
+    groups: int
+    channels: tuple[int, int]  # of x and of y, in a group
+    x_channel: Ints  # strides of (group, channel)
+    y_channel: Ints
+    w_channel: Ints  # strides of (group, channel of x, channel of y)
+    accumulate: bool
+
+
+@dataclass(frozen=True)
+class Box(Boxes):
+    """How x and y of a box lie in memory, while tiles read them.
+
+    x is [channel][entry]. y is [long row][pair of positions][channel][first, second], with zeros where a position has
+    no result: what x has there is then multiplied by them.
+    """
+
+    entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
+    channels: tuple[int, int]  # of x and y that there is room for
+    x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be
+    y_pack: PackBox | None  # [position][channel], before positions are paired; None: they are as they lie
+    y_steps: Ints  # elements between neighbouring positions along each axis, before they are paired
+    x_pitch: int  # elements between channels of x
+    y_pitch: int  # pairs between pairs of positions of y
+
+    @property
+    def extents(self) -> Ints:
+        """Places of positions along each axis, with those that have no result."""
+        return self.sizes[: self.flat + 1] + tuple(a.pack.count for a in self.axes[self.flat + 1 :])
+
+    @property
+    def row_packed(self) -> bool:
+        """Whether x is packed channel by channel, as tiles read it."""
+        return self.x_pack.packer is Packer.ROWS
+
+    @property
+    def long_row(self) -> int:
+        """Places in a long row, rounded up to whole steps."""
+        return up(1 + sum((self.sizes[i] - 1) * prod(self.extents[i + 1 :]) for i in range(self.flat, 4)), STEP)
+
+    @property
+    def y_row(self) -> int:
+        """Pairs of a long row of y, of all channels."""
+        return self.long_row // 2 * self.y_pitch
+
+
+@dataclass(frozen=True)
+class SumParts:
+    """Parts of w, and of the sums: each is a task."""
+
+    rows: int  # channels of x in a part
+    columns: int  # channels of y
+    row_parts: int
+    column_parts: int
+    slices: int  # parts of the sum, added in order
+    taps_inside: bool  # sums are [row][tap][column], as in w; else [tap][row][column]
+
+
+@dataclass(frozen=True)
+class TileSums(Nest):
+    """The plan for w on tile registers: rows are channels of x, columns channels of y, products those of positions."""
+
+    nest = "tile sums"
+
+    sides: Sides
+    box: Box
+    parts: SumParts
+    tiles: Block
+    staging: Staging  # how sums of a part are written; if taps are outside, those of a tap
+    weights: Ints  # where each tap lies in w
+    ranges: TapRanges  # where it lies inside x
+    repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
+    code: Code
+    work: float
+
+    @cached_property
+    def registers(self) -> Registers:
+        """The sums of a block of tiles."""
+        return Registers(self.sides.sum, COLUMNS, self.tiles.across, self.tiles.height)
+
+    @property
+    def units(self) -> int:
+        """Parts of the result."""
+        return self.sides.groups * self.parts.row_parts * self.parts.column_parts
+
+    @property
+    def tasks(self) -> int:
+        """Pieces of work: each part of the result, for each slice of the sum."""
+        return self.units * self.parts.slices
+
+    @property
+    def steps(self) -> float:
+        """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
+        return 2 * self.work
+
+    @property
+    def row_room(self) -> int:
+        """Rows of the sums of a part, rounded up to whole blocks."""
+        return up(self.parts.rows, self.tiles.height)
+
+    @property
+    def tap_step(self) -> int:
+        """Elements between the sums of neighbouring taps."""
+        return self.box.y_pitch if self.parts.taps_inside else self.row_room * self.box.y_pitch
+
+    @property
+    def row_step(self) -> int:
+        """Elements between the sums of neighbouring rows."""
+        return self.box.y_pitch * (len(self.weights) if self.parts.taps_inside else 1)
+
+    @property
+    def part_sums(self) -> int:
+        """Elements of the sums of a part."""
+        return len(self.weights) * self.row_room * self.box.y_pitch
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a kernel needs besides the tensors."""
+        box, several = self.box, self.parts.slices > 1
+        beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
+        rows = up(max(self.row_room, self.parts.rows), STEP)
+        outer = prod(box.sizes[: box.flat])
+        return (
+            shared("sums", self.part_sums * self.tasks + beyond if several else 0),
+            per_thread("accumulators", 0 if several else self.part_sums + beyond),
+            per_thread("x", rows * box.x_pitch // 2),
+            per_thread("y", outer * box.y_row),
+            per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
+            per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
+            per_thread("registers", FILE // 4 if self.code.emulated else 0),
+        )
+
+    def _raw(self, pack: PackBox | None, entries: int) -> int:
+        """Elements for what is packed first, and what is written beyond it."""
+        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch // 2

@@ -1,0 +1,197 @@
+"""Plans for w on tile registers: a list of steps, each a function from what was decided before to a record.
+
+Boxes and slices decide the order of sums, so nothing that they follow from depends on the threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+
+from ...spec.problem import Problem
+from ..ir.vectors import sum_type
+from ..pack.box import PackBox, packer
+from ..pack.unpack import Staging, unpacker
+from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
+from ..plan.bits import (
+    MOST_SLICES,
+    TILE_BOX,
+    TILE_CHANNELS,
+    TILE_PART,
+    TILE_PIXELS,
+    TILE_SLICE_BYTES,
+    TILE_UNIT,
+    most_packed_stride,
+)
+from ..plan.records import Packed, pitch, up
+from ..plan.tuning import RegisterTuning, converts_f16, tuning
+from ..target import Target
+from .axes import axis, phases_of, tiles_of
+from .gather_plan import SHAPES, code
+from .records import Axis, Box, Sides, SumParts, TileSums
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+
+
+def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
+    """A plan for a weight gradient, if tile registers can compute it well."""
+    if p.wanted != "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+        return None
+    if min(p.cx, p.cy) < TILE_CHANNELS:
+        return None
+    shape, tuned = simplify(p), tuning(target).registers
+    group, y_step, x_step = shape.w_channel
+    sides = Sides(
+        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (p.cx, p.cy), shape.x_channel, shape.y_channel,
+        (group, x_step, y_step), p.accumulate,
+    )  # fmt: skip
+    axes = cut_positions(p, shape, target)
+    weights = tap_offsets(shape.axes)
+    parts = cut_parts(sides, axes, weights, threads)
+    box = lay_out(sides, shape, axes, parts, target)
+    block = choose_tiles(parts, tuned)
+    plain = all(a.k == 1 and a.pad == 0 for a in shape.axes) and len(box.runs) == 1 == prod(box.sizes[: box.flat])
+    made = TileSums(
+        sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
+        tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
+        work(sides, box, parts, block, tuned), threads=threads,
+    )  # fmt: skip
+    return replace(made, why=reasons(made))
+
+
+# Boxes of positions.
+
+
+def cut_positions(p: Problem, shape: Shape, target: Target) -> tuple[Axis, ...]:
+    """Boxes whose x and y have room in a cache, and enough of them for the slices of the sum."""
+    sizes = [a.y for a in shape.axes]
+    x, y = (min(channels, TILE_PART) for channels in (p.cx, p.cy))
+    room = target.l2 * TILE_BOX[0] // TILE_BOX[1]
+    box = [1] * len(sizes)
+
+    def fits(trial: list[int]) -> bool:
+        axes = [axis(a, True, b) for a, b in zip(shape.axes, trial, strict=True)]
+        entries = prod(len(a.runs) * a.pack.count for a in axes)
+        return prod(trial) <= TILE_PIXELS and 4 * (entries * x + prod(trial) * y) <= room
+
+    for i in reversed(range(len(sizes))):
+        box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
+        if box[i] < sizes[i]:
+            break
+    wanted = ceil(MOST_SLICES / _units(p.g, (p.cx, p.cy)))
+    while prod(ceil(n / b) for n, b in zip(sizes, box, strict=True)) < wanted and 2 * prod(box) >= TILE_PIXELS:
+        i = next(i for i, b in enumerate(box) if b > 1)
+        box[i] = ceil(box[i] / 2)
+    return tuple(axis(a, True, b) for a, b in zip(shape.axes, box, strict=True))
+
+
+def _units(groups: int, channels: tuple[int, int]) -> int:
+    """Parts of w for which slices are counted."""
+    return groups * prod(ceil(n / TILE_UNIT) for n in channels)
+
+
+# Parts of w.
+
+
+def cut_parts(sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], threads: int) -> SumParts:
+    """Slices of the sum, and parts of w so that all threads have work."""
+    units, boxes = _units(sides.groups, sides.channels), prod(a.boxes for a in axes)
+    sums = 4 * len(weights) * sides.groups * prod(up(n, STEP) for n in sides.channels)
+    slices = max(1, min(ceil(MOST_SLICES / units), boxes, TILE_SLICE_BYTES // sums))
+    part = [min(TILE_PART, n) for n in sides.channels]
+
+    def parts() -> list[int]:
+        return [ceil(n / size) for n, size in zip(sides.channels, part, strict=True)]
+
+    while sides.groups * prod(parts()) * slices < threads and max(part) > 2 * STEP:
+        i = 0 if part[0] >= part[1] else 1
+        part[i] = up(ceil(part[i] / 2), STEP)
+    rows, columns = (
+        up(ceil(n / count), COLUMNS) if count > 1 else n for n, count in zip(sides.channels, parts(), strict=True)
+    )
+    row_parts, column_parts = ceil(sides.channels[0] / rows), ceil(sides.channels[1] / columns)
+    y_step = sides.w_channel[2]
+    taps_inside = len(weights) > 1 and y_step != 1 and weights == tuple(range(len(weights)))
+    return SumParts(rows, columns, row_parts, column_parts, slices, taps_inside)
+
+
+def stage_results(sides: Sides, parts: SumParts, taps: int, rows: int) -> Staging:
+    """How sums are written to w: those of a part, or if taps are outside, those of a tap. There is room for `rows`."""
+    _, x_step, y_step = sides.w_channel
+    one_row = parts.taps_inside and x_step == taps
+    extents = (1, 1, rows, taps) if parts.taps_inside else (1, 1, 1, rows)
+    steps = (0, 0, x_step, 1) if parts.taps_inside else (0, 0, 0, x_step)
+    longest_row = rows * taps if one_row else extents[3]
+    rounds_first = sides.out_dtype in ("bf16", "f16") and longest_row > COLUMNS and not sides.accumulate
+    whole = sides.channels[1] % COLUMNS == 0
+    return Staging(
+        unpacker(y_step, steps[-1], COLUMNS), extents, steps, y_step, up(parts.columns, COLUMNS), one_row, rounds_first,
+        whole,
+    )  # fmt: skip
+
+
+def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target) -> Box:
+    """How x and y of a box lie in memory."""
+    sizes = tuple(a.box for a in axes)
+    counts = tuple(a.pack.count for a in axes)
+    flat = min(range(len(axes)), key=lambda flat: (tiles_of(sizes, _even(counts), flat, STEP), -flat))
+    if flat < len(axes) - 1:  # so that no pair of positions is of two rows
+        last = axes[-1]
+        axes = (*axes[:-1], replace(last, pack=replace(last.pack, count=_even(counts)[-1])))
+    (_, table) = phases_of(shape.axes, axes, 1)
+    total = prod(len(a.runs) * a.pack.count for a in axes)
+    x, y = sides.channels
+    # Tiles read x up to a step beyond the last entry, where there are zeros.
+    x_pitch, row = pitch(total + STEP, STEP), axes[-1].pack
+    by_rows = row.stride == 1 != sides.x_channel[1] and row.step <= most_packed_stride(target)
+    x_pack = PackBox(
+        "pack_x", tuple(a.pack for a in axes), sides.x_channel[1], x_pitch if by_rows else pitch(parts.rows, STEP),
+        channels=parts.rows if x % parts.rows == 0 else None,
+    )  # fmt: skip
+    x_pack = replace(x_pack, packer=packer(x_pack, COLUMNS, row_packed=by_rows))
+    y_pack, y_steps = None, tuple(a.y_step for a in shape.axes)
+    if sides.y_channel[1] != 1:
+        y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, sizes, strict=True))
+        known = parts.columns if y % parts.columns == 0 else None
+        y_pack = PackBox("pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP), channels=known)
+        y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS))
+        y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
+    room = (parts.rows, parts.columns)
+    return Box(
+        axes, flat, tuple(at for _, at in table), room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS)
+    )
+
+
+def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The same with an even number of places in a row."""
+    return (*counts[:-1], up(counts[-1], 2))
+
+
+# Registers.
+
+
+def choose_tiles(parts: SumParts, tuned: RegisterTuning) -> Block:
+    """The tiles in registers that take the least time."""
+
+    def cost(block: Block) -> float:
+        blocks = ceil(parts.rows / block.height) * ceil(parts.columns / block.width)
+        multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
+        return blocks * max(multiplied, tuned.load * (2 * block.down + block.across))
+
+    return min((Block(ROWS, PAIRS, *shape) for shape in SHAPES), key=cost)
+
+
+def work(sides: Sides, box: Box, parts: SumParts, block: Block, tuned: RegisterTuning) -> float:
+    """Cycles in which tiles are multiplied."""
+    steps = box.number * prod(box.sizes[: box.flat]) * box.long_row // STEP * len(box.entries)
+    blocks = ceil(parts.rows / block.height) * parts.row_parts * ceil(parts.columns / block.width) * parts.column_parts
+    return sides.groups * steps * blocks * max(tuned.multiply * block.down * block.across, tuned.latency)
+
+
+def reasons(plan: TileSums) -> tuple[str, ...]:
+    """Why the plan is as it is."""
+    told = [
+        (True, f"tile registers multiply {plan.sides.dtype} (AMX)"),
+        (plan.code.emulated, "their instructions are emulated"),
+        (plan.parts.slices > 1, f"sums over pixels in {plan.parts.slices} parts, added in order"),
+    ]
+    return tuple(text for holds, text in told if holds)

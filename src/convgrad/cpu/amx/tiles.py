@@ -1,0 +1,155 @@
+"""Tile instructions: how registers are shared out among sums and factors, and the code that uses them.
+
+A block is `down` by `across` tiles of sums, which stay in registers while products are added. The tiles on the left
+hold rows of one factor, those on the right pairs of rows of the other: of the side of which there are fewer tiles all
+are held, the others take turns in the registers that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...spec.problem import Ints
+from ..ir.builder import Function, Module, Value
+from .emulation import FILE, Emulation
+
+REGISTERS = 8
+ROWS, COLUMNS, PAIRS = 16, 16, 16  # of a tile at most: rows, sums in a row, pairs of factors in a row
+TILE = 1024  # bytes of a tile
+STEP = 2 * PAIRS  # factors that a step multiplies at most
+
+INSTRUCTIONS = {"bf16": "tdpbf16ps", "f16": "tdpfp16ps"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tiles of sums that are in registers at once."""
+
+    rows: int  # of a tile
+    pairs: int  # of factors that a step multiplies
+    down: int  # tiles below each other
+    across: int  # tiles side by side
+
+    @property
+    def height(self) -> int:
+        """Rows of all tiles."""
+        return self.rows * self.down
+
+    @property
+    def width(self) -> int:
+        """Sums in a row of all tiles."""
+        return COLUMNS * self.across
+
+    @property
+    def left(self) -> Ints:
+        """Registers of the factor in the rows."""
+        first, spare = self.down * self.across, REGISTERS - self.down * self.across
+        held = self.down if self.across > self.down else min(self.down, spare - self.across)
+        return tuple(range(first, first + held))
+
+    @property
+    def right(self) -> Ints:
+        """Registers of the factor in the columns."""
+        first = self.down * self.across + len(self.left)
+        return tuple(range(first, min(REGISTERS, first + self.across)))
+
+    def configuration(self) -> Ints:
+        """What the processor is told about its registers: 64 bytes, as words of 64 bits."""
+        sums = [(self.rows, 4 * COLUMNS)] * (self.down * self.across)
+        factors = [(self.rows, 4 * self.pairs)] * len(self.left) + [(self.pairs, 4 * COLUMNS)] * len(self.right)
+        return configuration([*sums, *factors])
+
+
+def configuration(registers: list[tuple[int, int]]) -> Ints:
+    """The 64 bytes that describe (rows, bytes in a row) of each register, as words of 64 bits: of the first palette."""
+    content = bytearray(64)
+    content[0] = 1
+    for i, (rows, width) in enumerate(registers):
+        content[16 + 2 * i : 18 + 2 * i] = width.to_bytes(2, "little")
+        content[48 + i] = rows
+    return tuple(int.from_bytes(content[i : i + 8], "little") for i in range(0, 64, 8))
+
+
+class TileCode:
+    """Writes tile instructions into a function, or calls of functions that do the same with a file in memory."""
+
+    def __init__(self, f: Function, dtype: str, emulation: Emulation | None, file: str) -> None:
+        self.f, self.emulation, self.file = f, emulation, file
+        self.instruction = INSTRUCTIONS[dtype]
+
+    def begin(self, configuration: str) -> None:
+        """Configure the registers of this thread."""
+        self._do("ldtilecfg", f"ptr {configuration}", configuration)
+
+    def end(self) -> None:
+        """Give the registers back, so that the system need not save them any more."""
+        self._do("tilerelease", "")
+
+    def clear(self, register: int) -> None:
+        """Fill a tile with zeros."""
+        self._do("tilezero", f"i8 {register}", register)
+
+    def load(self, register: int, place: str, step: Value) -> None:
+        """Load the rows of a tile, so many bytes apart."""
+        self._do("tileloadd64", f"i8 {register}, ptr {place}, i64 {step}", register, place, step)
+
+    def store(self, register: int, place: str, step: Value) -> None:
+        """Store them."""
+        self._do("tilestored64", f"i8 {register}, ptr {place}, i64 {step}", register, place, step)
+
+    def multiply(self, sums: int, left: int, right: int) -> None:
+        """Add the products of two tiles to a tile of sums."""
+        self._do(self.instruction, f"i8 {sums}, i8 {left}, i8 {right}", sums, left, right)
+
+    def _do(self, name: str, text: str, *operands: Value) -> None:
+        if self.emulation is not None:
+            self.f.call(self.emulation.functions[name], self.file, *operands)
+            return
+        kinds = ", ".join(part.split()[0] for part in text.split(", ") if part)
+        self.f.module.declarations.add(f"declare void @llvm.x86.{name}({kinds})")
+        self.f.do(f"call void @llvm.x86.{name}({text})")
+
+
+Place = Callable[[int], str]
+"""The address of a tile: below the first one or beside it, by its number."""
+
+
+def add_products(
+    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value]
+) -> None:
+    """Add the products of one step to the sums of a block, of so many tiles side by side. Of each side: where a tile
+    is, and bytes between its rows.
+    """
+    (left_at, left_step), (right_at, right_step) = left, right
+    if block.across <= block.down:
+        for j, register in enumerate(block.right[:across]):
+            code.load(register, right_at(j), right_step)
+        for i in range(block.down):
+            register = block.left[i % len(block.left)]
+            code.load(register, left_at(i), left_step)
+            for j in range(across):
+                code.multiply(i * block.across + j, register, block.right[j])
+        return
+    for i, register in enumerate(block.left):
+        code.load(register, left_at(i), left_step)
+    for j in range(across):
+        register = block.right[j % len(block.right)]
+        code.load(register, right_at(j), right_step)
+        for i in range(block.down):
+            code.multiply(i * block.across + j, block.left[i], register)
+
+
+def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
+    """Call `do` with the register of each tile of sums, and where it is: how many tiles down, how many across."""
+    for i in range(block.down):
+        for j in range(across):
+            do(i * block.across + j, i, j)
+
+
+def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
+    """The functions that stand for tile instructions, if they are wanted."""
+    return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
+
+
+__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]
