@@ -7,7 +7,7 @@ import zlib
 import interpreter
 import numpy as np
 import pytest
-from layers import PROBLEMS
+from gpu_problems import PROBLEMS
 
 from convgrad import reference
 from convgrad.dtypes import DTYPES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import triton
-from layers import NXC, PROBLEMS
+from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import choose

@@ -86,6 +86,7 @@ def as_stock(name, dtypes):
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_of_pytorch_where_gradients_are_routed(name):
     op = op_infos()[name]
+    convgrad.torch.report(clear=True)
     for dtype in WIDE:
         samples = list(op.sample_inputs("cpu", dtype))
         expected = [results(op.op, sample, dtype) for sample in samples]
