@@ -109,6 +109,7 @@ def train(monkeypatch):
     convgrad.set_num_threads(before[1])
 
 
+@pytest.mark.slow
 def test_training(train, tmp_path, capsys):
     """Gradients of ours train as PyTorch's do, and what was measured is in a table, a file and a picture."""
     pytest.importorskip("matplotlib")

@@ -373,6 +373,7 @@ def test_some_of_every_file_of_the_corpus(path):
 # ---- bench
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_briefly")
 def test_bench(capsys):
     code, cases, _ = outcomes(capsys, "bench", "--budget=0.05", "--dir=FWD_D,BWD_D", "ic8oc8_ih14kh3ph1")
@@ -387,6 +388,9 @@ def test_bench(capsys):
     code, (case,), _ = outcomes(capsys, "bench", "--budget=0.05", "--peers=", example)
     assert (code, case["problem"]) == (0, "unet_up")
     assert "torch ms" not in case
+
+
+def test_words_of_bench(capsys):
     assert main(["bench", "--peers=cudnn", "ic8oc8_ih14kh3ph1"]) == 2
     assert "torch and onednn are known" in capsys.readouterr().err
     for peer in set(bench.PEERS) - set(bench.peers()):

@@ -82,6 +82,7 @@ def on_terminal(*words, columns=80, cache=None, **settings):
     return Session(process.wait(timeout=60), pieces)
 
 
+@pytest.mark.slow
 def test_a_graph_shows_row_by_row(tmp_path):
     """Also when every kernel has yet to be compiled."""
     found = on_terminal("-m", "convgrad", "run", "--mode=F", "examples/layer.json", cache=tmp_path)
@@ -185,6 +186,7 @@ def test_columns_of_a_narrow_screen():
 DEMO = ["examples/layers.py", "--layers=depthwise|wavenet", "--dtype", "f32"]
 
 
+@pytest.mark.slow
 def test_the_demo(tmp_path):
     found = on_terminal(*DEMO, "--threads=1", cache=tmp_path)
     assert found.code == 0, found.text

@@ -21,6 +21,7 @@ from convgrad.cpu import kernel, target
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.kernel import Kernel
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from .guard import poisoned_workspace
 
@@ -238,7 +239,9 @@ def test_a_workspace_beyond_memory_is_an_error_of_ours() -> None:
 # What lies around and under the data.
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", slow_but([np.float32, ml_dtypes.bfloat16], [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+)
 def test_workspace_may_hold_anything(dtype: Any) -> None:
     """Padding, lanes beyond the last channel and pixels without a partner come from no memory that is not set."""
     for groups, channels in ((1, 5), (4, 1), (2, 3)):
@@ -407,6 +410,7 @@ while len(done) < 3:
 
 
 @forks
+@pytest.mark.slow
 def test_fork_in_the_middle() -> None:
     """Children compute what the parent has compiled and what it has not, with threads of their own."""
     program = """
@@ -435,7 +439,9 @@ print("well")
     assert (result.returncode, result.stdout) == (0, "well\n"), result.stderr
 
 
-@pytest.mark.parametrize("way", ["print('end')", "sys.exit(3)", "raise RuntimeError('end')"])
+@pytest.mark.parametrize(
+    "way", slow_but(["print('end')"], ["print('end')", "sys.exit(3)", "raise RuntimeError('end')"])
+)
 def test_exit_while_a_thread_computes(way: str) -> None:
     result = run(CROWD + way)
     assert result.returncode == {"p": 0, "s": 3, "r": 1}[way[0]], result.stderr

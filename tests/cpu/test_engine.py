@@ -33,7 +33,7 @@ NAMES = [*TARGETS, INVENTED]
 EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
 
 
-@pytest.mark.parametrize("name", slow_but(["native", "vector of 3"], NAMES))
+@pytest.mark.parametrize("name", slow_but(["native"], NAMES))
 def test_random_problems(name: str) -> None:
     """Each machine gets problems of its own."""
     first = NAMES.index(name) * EACH

@@ -22,6 +22,7 @@ from convgrad.cpu.threads import count as counting
 from convgrad.cpu.threads import team as teams
 from convgrad.cpu.threads import team_ir
 from convgrad.host_team import HOST_TEAM
+from marks import slow_but
 
 HOST = jit.host()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or needs the team")
@@ -373,7 +374,7 @@ def stay(count):
 
 @linux
 @forks
-@pytest.mark.parametrize("moment", ["before", "idle", "busy"])
+@pytest.mark.parametrize("moment", slow_but(["busy"], ["before", "idle", "busy"]))
 def test_a_child_of_a_fork_has_a_team_of_its_own(moment):
     text = {
         "before": "gate = thread = None",
@@ -405,6 +406,7 @@ print("good")
 
 @linux
 @forks
+@pytest.mark.slow
 def test_a_child_of_a_fork_does_not_wait_for_threads_that_were_lent():
     text = """
 import torch
@@ -599,6 +601,7 @@ print("good")
 
 
 @linux
+@pytest.mark.slow
 def test_threads_are_woken_where_the_others_are_not():
     text = """
 mask = os.sched_getaffinity(0)

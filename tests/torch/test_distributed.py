@@ -1,14 +1,16 @@
 """Several processes: what they compute together is what one computes alone.
 
-This file is also the program of the processes: each runs all cases, one after another, and ends with an error at the
-first that fails. They meet over gloo. Values are small whole numbers, whose sums are exact in any order and over any
-number of processes; PyTorch is the judge, in float64 and in one process.
+This file is also the program that starts the processes: each runs its cases, one after another, and ends with an error
+at the first that fails. They meet over gloo. Values are small whole numbers, whose sums are exact in any order and over
+any number of processes; PyTorch is the judge, in float64 and in one process.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import itertools
+import multiprocessing
 import os
 import re
 import runpy
@@ -23,38 +25,32 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-CASES = []
+CASES = {2: [], 4: []}
 
 
-def case(function):
-    """What every process of a group runs."""
-    CASES.append(function)
-    return function
+def case(*worlds):
+    """What every process of a group runs, by how many there are: four only where two cannot show it."""
+
+    def add(function):
+        for world in worlds:
+            CASES[world].append(function)
+        return function
+
+    return add
 
 
-def together(count: int, folder: Path, limit: float = 240.0) -> None:
-    """Run all cases on so many processes; an error of any of them is told with its traceback."""
-    logs = [folder / f"process{rank}" for rank in range(count)]
-    command = [sys.executable, __file__, str(count), (folder / "store").as_uri()]
-    children = []
-    try:
-        for rank, log in enumerate(logs):
-            with log.open("w") as file:
-                children.append(subprocess.Popen([*command, str(rank)], stdout=file, stderr=file))
-        end = time.monotonic() + limit
-        # When one has failed, the others wait for it in vain.
-        while any(child.poll() is None for child in children) and not any(child.poll() for child in children):
-            assert time.monotonic() < end, told(logs, f"not done after {limit:.0f} s")
-            time.sleep(0.05)
-        time.sleep(0.5 if any(child.poll() for child in children) else 0)
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    assert not any(child.returncode for child in children), told(logs, "failed")
+def together(count: int, folder: Path) -> None:
+    """Run the cases of so many processes; an error of any of them is told with its traceback."""
+    run = subprocess.run([sys.executable, __file__, str(count), folder], capture_output=True, text=True, timeout=300)
+    logs = log_files(folder, count)
+    assert run.returncode == 0, told(logs, run.stderr)
     for log in logs:
         done = [line.removeprefix("done: ") for line in log.read_text().splitlines() if line.startswith("done: ")]
-        assert done == [function.__name__ for function in CASES]
+        assert done == [function.__name__ for function in CASES[count]]
+
+
+def log_files(folder: Path, count: int) -> list[Path]:
+    return [folder / f"process{rank}" for rank in range(count)]
 
 
 def told(logs: list[Path], what: str) -> str:
@@ -74,7 +70,7 @@ def test_on_two_processes(tmp_path):
 @needs_gloo
 @pytest.mark.slow
 def test_on_four_processes(tmp_path):
-    """Meshes of two axes, parts of unequal size and empty ones."""
+    """Meshes of two axes, parts of unequal size and empty ones, and a compiled function."""
     together(4, tmp_path)
 
 
@@ -146,11 +142,11 @@ def exactly(ours: torch.Tensor | None, judge: torch.Tensor) -> None:
 def layers(world):
     """Function, x, w, and how: some on two processes, others on four."""
     x, w = whole(5, 8, 7, 7, seed=1), whole(12, 8, 3, 3, seed=2)
-    # These two differ in no tensor's shape but the result's.
-    yield "conv2d", x, w, {"padding": 1}
-    yield "conv2d", x, w, {"padding": 1, "stride": 2}
-    yield "conv2d", x, whole(8, 1, 3, 3, seed=3), {"padding": 1, "groups": 8}
     if world == 2:
+        # These two differ in no tensor's shape but the result's.
+        yield "conv2d", x, w, {"padding": 1}
+        yield "conv2d", x, w, {"padding": 1, "stride": 2}
+        yield "conv2d", x, whole(8, 1, 3, 3, seed=3), {"padding": 1, "groups": 8}
         yield "conv_transpose2d", x, whole(8, 12, 3, 3, seed=2), {"stride": 2, "output_padding": 1}
     else:
         yield "conv1d", x[..., 0], w[..., 0], {}
@@ -181,7 +177,7 @@ def against_one(mesh, given, placed):
     return [y.placements, *(t.grad.placements for t in ours)]
 
 
-@case
+@case(2, 4)
 def cuts_of_one_axis(world):
     """What is asked for is what is computed: nothing is put together that need not be."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -203,7 +199,7 @@ def cuts_of_one_axis(world):
             assert found == [(place,) for place in expected], (given[0], given[3], placed, found)
 
 
-@case
+@case(2, 4)
 def other_cuts(world):
     """What no rule has is put together or cut further, by PyTorch's choice; sizes need not come out even."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -211,7 +207,7 @@ def other_cuts(world):
 
     mesh = init_device_mesh("cpu", (world,))
     r, s0, s1 = Replicate(), Shard(0), Shard(1)
-    name, x, w, how = next(layers(world))
+    name, x, w, how = next(layers(2))
     for placed in ((s0, s0, s0), (s1, s1, s0), (s1, r, r), (r, s1, r)):
         against_one(mesh, (name, x, w, how), [[place] for place in placed])
     against_one(mesh, (name, x[:1], w, how), [[s0], [r], [r]])
@@ -222,24 +218,22 @@ def other_cuts(world):
         against_one(mesh, three, [[place] for place in placed])
 
 
-@case
+@case(4)
 def cuts_of_two_axes(world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
 
-    if world < 4:
-        return
     mesh = init_device_mesh("cpu", (2, world // 2))
     r, s0, s1 = Replicate(), Shard(0), Shard(1)
     plain = [([s0, r], [r, s0], [r, s0]), ([s0, s1], [r, s1], [r, r]), ([s0, s0], [r, r], [r, r])]
     plain += [([r, r], [s0, s0], [r, s0]), ([s1, r], [s1, s0], [r, r])]
     grouped = [([s0, s1], [r, s0], [r, s0]), ([s1, s1], [s0, s0], [r, r]), ([r, r], [s0, s0], [r, r])]
-    for name, x, w, how in layers(world):
+    for name, x, w, how in layers(2):
         if name == "conv2d" and "stride" not in how:
             for placed in grouped if "groups" in how else plain:
                 against_one(mesh, (name, x, w, how), placed)
     # Five images on four processes: two, two, one and none; or three and two, and each of these in two.
-    found = against_one(mesh, next(layers(world)), plain[2])
+    found = against_one(mesh, next(layers(2)), plain[2])
     assert found[0] == (s0, s0)
     # Two groups for four processes: DTensor cuts nothing, rather than wrongly.
     two = "conv2d", whole(4, 8, 5, 5), whole(8, 4, 3, 3), {"groups": 2}
@@ -247,7 +241,7 @@ def cuts_of_two_axes(world):
         against_one(mesh, two, placed)
 
 
-@case
+@case(2, 4)
 def adding_to_weights(world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -280,7 +274,7 @@ def adding_to_weights(world):
             added(*parts, distribute_tensor(before, both, [s0, r]))
 
 
-@case
+@case(2)
 def refusals(world):
     """Mistakes are told in our words. Spatial axes are not cut, but a gradient that comes cut is put together."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -290,7 +284,7 @@ def refusals(world):
 
     mesh = init_device_mesh("cpu", (world,))
     x, w = (distribute_tensor(whole(*shape), mesh, [Replicate()]) for shape in ((4, 8, 8, 8), (8, 8, 4, 4)))
-    for axis in (2, 3) if world > 2 else (3,):
+    for axis in (2, 3):
         cut_x, cut_w = (t.redistribute(placements=[Shard(axis)]) for t in (x, w))
         for function in (convgrad.torch.conv2d, convgrad.torch.conv_transpose2d):
             for bad in ((cut_x, w), (x, cut_w)):
@@ -307,7 +301,7 @@ def refusals(world):
         exactly(mine.grad.full_tensor(), theirs.grad)
 
 
-@case
+@case(2)
 def stock_layers_on_dtensors(world):
     """PyTorch's own rules for its convolution, where `install()` computes what a process does."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -386,7 +380,7 @@ def judged(count):
     return [parameter.grad for parameter in net.parameters()]
 
 
-@case
+@case(2)
 def data_parallel(world):
     """DDP warns where gradients do not lie as it made room for them; warnings are errors here."""
     import convgrad.torch
@@ -409,7 +403,7 @@ def data_parallel(world):
         assert report.taken == 2 * (2 if ours else 11)
 
 
-@case
+@case(2)
 def data_parallel_in_real_numbers(world):
     """Of one layer, so that all start from the same numbers. A sum of m products, in any order, is off by at most
     m * 2^-24 times the sum of their magnitudes; the mean over processes adds the roundings of their sum and of a
@@ -433,7 +427,7 @@ def data_parallel_in_real_numbers(world):
     assert ((layer.weight.grad.double() * world - exact).abs() <= (products + world + 1) * 2**-24 * size).all()
 
 
-@case
+@case(2)
 def fully_sharded(world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -455,11 +449,9 @@ def fully_sharded(world):
         assert (report.taken, report.passed) == (2 if ours else 11, 0), report
 
 
-@case
+@case(4)
 def compiled(world):
     """DTensors go through a compiled function."""
-    if world < 4:
-        return  # it takes longer than all the rest
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -481,16 +473,16 @@ def compiled(world):
         exactly(mine.grad.full_tensor(), theirs.grad)
 
 
-def main(world: int, store: str, rank: int) -> None:
+def member(world: int, folder: Path, rank: int) -> None:
     """One of the processes."""
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-
+    with log_files(folder, world)[rank].open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=120)
+    limit, store = datetime.timedelta(seconds=120), (folder / "store").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
-    for run in CASES:
+    for run in CASES[world]:
         run(world)
         print(f"done: {run.__name__}", flush=True)
     dist.barrier()
@@ -498,5 +490,30 @@ def main(world: int, store: str, rank: int) -> None:
     os._exit(0)
 
 
+def main(world: int, folder: Path, limit: float = 240.0) -> None:
+    """Start the processes, which on Linux begin with all that they need imported, and wait for them."""
+    for needed in ("torch.distributed.fsdp", "torch.distributed.tensor", "convgrad.torch"):
+        importlib.import_module(needed)
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    children = [context.Process(target=member, args=(world, folder, rank)) for rank in range(world)]
+    for child in children:
+        child.start()
+    end = time.monotonic() + limit
+    # When one has failed, the others wait for it in vain.
+    while any(child.is_alive() for child in children) and not any(child.exitcode for child in children):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    else:
+        time.sleep(0.5 if any(child.exitcode for child in children) else 0)
+    left = [child for child in children if child.is_alive()]
+    for child in left:
+        child.kill()
+        child.join()
+    codes = [child.exitcode for child in children]
+    if any(codes):
+        sys.exit(f"the processes ended with {codes}; {len(left)} were stopped")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

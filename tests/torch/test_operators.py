@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import convgrad.torch
 from convgrad.errors import SpecError
+from marks import slow_but
 from torch_layers import laid, whole
 
 OPS = torch.ops.convgrad
@@ -44,7 +45,7 @@ NAMES = ("convolution", "convolution_data", "convolution_weights", "convolution_
 
 
 @pytest.mark.usefixtures("by_reference")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["convolution", "convolution_weights_into"], NAMES))
 def test_what_pytorch_checks(name):
     op = getattr(OPS, name).default
     for rank in (1, 2, 3):
@@ -179,6 +180,7 @@ def test_compiled_without_a_break(layout):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.slow
 def test_compiled_for_sizes_that_change():
     counts = []
 
