@@ -370,6 +370,7 @@ def mutate(rng: random.Random, content: str) -> str | bytes:
     return content
 
 
+@pytest.mark.slow
 def test_fuzz_with_mutations():
     """`python tests/graph/test_graph_files.py 100000` tries more."""
     fuzz(2000, seed=1)
