@@ -7,14 +7,16 @@ import subprocess
 import sys
 import threading
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convgrad.torch
+from convgrad.cpu.target import Tiles
 from convgrad.spec.problem import Problem
-from convgrad.torch import policy, routing
+from convgrad.torch import plans, policy, routing
 from convgrad.torch.report import Report
 from marks import slow_but
 
@@ -235,6 +237,21 @@ def test_the_bias_is_summed_once_whoever_computes_the_rest(monkeypatch):
 )
 def test_rules_mean_what_they_say(text, left):
     assert any(rule.fits(Problem.parse(text)) for rule in policy.RULES) == left
+
+
+def test_machines_on_which_pytorch_is_expected_to_be_ahead(monkeypatch):
+    """A GPU, on which nothing was measured, and a CPU whose tiles PyTorch uses, unless we do as well."""
+    p = Problem.parse("x bf16 n2 g1 cx64 cy64 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc")
+    step = plans.Step(None, "cpu", p, None, 0)
+    assert not policy.hindrance(step, "fast")
+    assert "GPUs" in policy.hindrance(step._replace(backend="gpu"), "fast")
+    monkeypatch.setattr(policy, "_has_tiles", lambda: True)
+    assert "AMX" in policy.hindrance(step, "fast")
+    assert not policy.hindrance(step._replace(problem=replace(p, dtype="f32", out_dtype="f32")), "fast")
+    assert not policy.hindrance(step._replace(backend="gpu"), "all")
+    target = replace(policy.cpu.machine(), tiles=Tiles(("bf16",)))
+    monkeypatch.setattr(policy.cpu, "machine", lambda: target)
+    assert not policy.hindrance(step, "fast")
 
 
 def test_mistakes_are_told_by_pytorch():

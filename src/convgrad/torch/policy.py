@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..cpu import backend as cpu
 from ..spec.problem import Problem
 from .plans import Step
 
@@ -72,8 +73,10 @@ def hindrance(step: Step, policy: str) -> str:
         return ""
     if step.backend == "reference":
         return "no kernel of ours computes it"
+    if step.backend == "gpu":
+        return 'our kernels for GPUs have not been measured beside PyTorch\'s; the policy "all" takes them'
     p = step.problem
-    if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles():
+    if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and "bf16" not in cpu.machine().tiles.dtypes:
         return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
     for rule in RULES:
         if rule.fits(p):
