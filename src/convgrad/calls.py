@@ -176,6 +176,8 @@ def _compute(
             if len(KNOWN) >= MOST_CALLS:
                 KNOWN.clear()
             KNOWN[key] = call
+    elif out_tensor is not None and place is not out_tensor:
+        check_out(out_tensor)
     elif out_tensor is not None:
         check_writable(out_tensor.locked)
     if advise and call.advice:

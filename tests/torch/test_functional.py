@@ -437,3 +437,14 @@ def test_calls_are_remembered():
     convgrad.torch.conv2d(x, w)
     assert len(plans._steps) == before
     assert Call(x, w, None, (7, 7), (1, 1), (0, 0), (1, 1), 1).shape("y") == (1, 2, 7, 7)
+
+
+def test_tangents_have_the_type_of_the_result():
+    x, w, b = whole(1, 4, 5, 5), whole(4, 4, 3, 3), whole(4)
+    with torch.autograd.forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own make_dual uses torch.jit.script
+        dual = torch.autograd.forward_ad.make_dual
+        y = convgrad.torch.conv2d(dual(x.bfloat16(), x.bfloat16()), w, dual(b, b), wide_weights=True)
+        tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
+    assert tangent.dtype is y.dtype is torch.bfloat16
+    assert torch.equal(tangent.float(), F.conv2d(x, w, b).bfloat16().float())

@@ -389,6 +389,21 @@ def test_bits_do_not_depend_on_threads():
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
+def test_attributes_of_one_value_and_of_several_are_told_apart():
+    x, w = whole((1, 1, 9, 9), torch.float32, 1), whole((1, 1, 3, 3), torch.float32, 2)
+    with convgrad.torch.installed("all", forward=True):
+        for stride, padding, size in (([2], [1, 1], (5, 5)), ([2, 1], [1], (5, 9))):
+            assert torch.convolution(x, w, None, stride, padding, [1, 1], False, [0, 0], 1).shape[2:] == size
+
+
+def test_counts_go_on_after_they_were_cleared():
+    grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
+    with convgrad.torch.installed("all"):
+        for _ in range(2):
+            backward(grad, x, w, how)
+            assert convgrad.torch.report(clear=True).taken == 2
+
+
 def test_from_several_threads_while_it_comes_and_goes():
     net, x = model(), torch.randn(2, 3, 13, 13)
     theirs = gradients(net, x)

@@ -154,8 +154,9 @@ def fake(wanted: Role) -> Callable[..., Tensor]:
     def imagined(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
         result = call.result(wanted)
-        if call.second.device != call.first.device:
-            raise other_device(call.first, call.second)
+        for other in (call.second, call.bias):
+            if other is not None and other.device != call.first.device:
+                raise other_device(call.first, other)
         sizes = (*result.shape, *call.first.shape, *call.second.shape, *call.stride, *call.padding, *call.dilation)
         if all(isinstance(size, int) for size in (*sizes, call.groups)):
             describe(wanted, call.tensors(wanted), call.narrow_bias(), result, call.geometry, call.algorithm)
@@ -328,12 +329,12 @@ def tangent(wanted: Role) -> Callable[..., Tensor | None]:
     def jvp(ctx: Any, first: Tensor | None, second: Tensor | None, *rest: Any) -> Tensor | None:
         a, b = ctx.inputs
         moved = [(first, b), (a, second)]
-        call = ctx.call._replace(size=ctx.size, channels_last=ctx.last)
+        call = ctx.call._replace(size=ctx.size, channels_last=ctx.last, dtype=ctx.dtype)
         terms = [call._replace(first=x, second=y).again(wanted) for x, y in moved if x is not None and y is not None]
         bias = rest[0] if wanted != "w" else None
         if bias is not None:
             shape = (1, -1, *(1,) * len(ctx.size))
-            terms.append(bias.reshape(shape).expand(ctx.shape))
+            terms.append(bias.to(ctx.dtype).reshape(shape).expand(ctx.shape))
         return sum(terms[1:], terms[0]) if terms else None
 
     return jvp
@@ -354,7 +355,7 @@ def _function(wanted: Role, adds: bool = False) -> Any:
             return
         ctx.save_for_forward(call.first, call.second)
         ctx.inputs = (call.first, call.second)
-        ctx.size, ctx.shape, ctx.last = call.size, output.shape, lies_channels_last(output)
+        ctx.size, ctx.shape, ctx.last, ctx.dtype = call.size, output.shape, lies_channels_last(output), output.dtype
 
     members: dict[str, Any] = {"forward": forward, "setup_context": setup_context, "backward": gradients(wanted)}
     members |= {"jvp": tangent(wanted), "vmap": batched(wanted)}

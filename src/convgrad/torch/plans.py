@@ -118,7 +118,7 @@ def step_for(
     for role, tensor in tensors.items():
         parts += (role, tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
     if bias is not None:
-        parts += (bias.dtype, bias.shape, bias.stride())
+        parts += (bias.dtype, bias.shape, bias.stride(), bias.device)
     key = (*parts, *setting())
     step = _steps.get(key)
     if step is None:

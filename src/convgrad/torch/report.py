@@ -52,7 +52,7 @@ class Report:
     @property
     def rows(self) -> list[Row]:
         """All kinds of calls that were made, those that took longest first."""
-        made = [entry.row() for entry in self._entries.values() if entry.calls]
+        made = [entry.row() for entry in list(self._entries.values()) if entry.calls]
         return sorted(made, key=lambda row: -row.seconds)
 
     @property
@@ -68,13 +68,14 @@ class Report:
     def copy(self) -> Report:
         """The report as it is now."""
         new = Report()
-        for key, entry in self._entries.items():
+        for key, entry in list(self._entries.items()):
             new._entries[key] = Entry(*entry.row())
         return new
 
     def clear(self) -> None:
-        """Forget all counts."""
-        self._entries.clear()
+        """Forget all counts. Entries stay, for whoever goes on counting."""
+        for entry in list(self._entries.values()):
+            entry.calls, entry.seconds = 0, 0.0
 
     def __str__(self) -> str:
         rows = self.rows

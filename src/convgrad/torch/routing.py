@@ -83,17 +83,7 @@ class _Router:
         self.setting: Setting | None = None
         self.libraries: list[Any] = []
         self.kernels: list[Any] = []
-        self.routes: dict[str, dict[Hashable, Any]] = {}
         self.report = Report()
-
-    def routes_of(self, device: str) -> dict[Hashable, Any]:
-        """The routes of calls on a kind of device."""
-        return self.routes.setdefault(device, {})
-
-    def forget(self) -> None:
-        """Have every call planned anew."""
-        for routes in self.routes.values():
-            routes.clear()
 
 
 _router = _Router()
@@ -131,7 +121,10 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(policy: str = "fast", *, algorithm: str = "direct", forward: bool = False) -> Iterator[None]:
-    """`install()` for a block; what was installed before is installed again afterwards. It holds for all threads."""
+    """`install()` for a block; what was installed before is installed again afterwards.
+
+    It holds for all threads, so blocks of several threads must lie within each other.
+    """
     with _router.lock:
         before = _router.setting
         install(policy, algorithm=algorithm, forward=forward)
@@ -153,7 +146,6 @@ def report(*, clear: bool = False) -> Report:
         found = _router.report.copy()
         if clear:
             _router.report.clear()
-            _router.forget()
         return found
 
 
@@ -182,13 +174,12 @@ def _remove() -> None:
     for library in reversed(_router.libraries):
         library._destroy()
     _router.libraries.clear()
-    _router.forget()
     _router.setting = None
 
 
 def _backward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the backward pass on a kind of device."""
-    routes = _router.routes_of(device)
+    routes: dict[Hashable, Any] = {}  # of this setting: a thread may end to plan when it has changed
 
     def backward(
         keyset: Any,
@@ -207,8 +198,8 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
         # One tuple, written out: this is most of what a small problem costs here.
         key = (
             *(grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
-            *(*stride, *padding, *dilation, *output_padding, transposed, groups, *mask),
-            *_setting(x),
+            *(tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups, *mask),
+            *(grad.device, w.device, *_setting(x)),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
@@ -239,7 +230,7 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
 
 def _forward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the forward pass on a kind of device."""
-    routes = _router.routes_of(device)
+    routes: dict[Hashable, Any] = {}
 
     def forward(
         keyset: Any,
@@ -255,9 +246,9 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
     ) -> Any:
         key = (
             *(x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
-            None if bias is None else (bias.dtype, bias.shape, bias.stride()),
-            *(*stride, *padding, *dilation, *output_padding, transposed, groups),
-            *_setting(x),
+            None if bias is None else (bias.dtype, bias.shape, bias.stride(), bias.device),
+            *(tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups),
+            *(w.device, *_setting(x)),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)

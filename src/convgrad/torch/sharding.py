@@ -167,20 +167,25 @@ class _Importing(importlib.abc.MetaPathFinder):
     """Sees to it that something is done when a module has been imported."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name, self.then = name, then
+        self.name, self.then, self.asks = name, then, False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module, whoever else finds it, with one more thing to be done."""
-        if name != self.name or self not in sys.meta_path:
+        if name != self.name or self.asks:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.asks = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asks = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def loaded(module: ModuleType) -> None:
                 load(module)
-                self.then()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self.then()
 
             spec.loader.exec_module = loaded  # type: ignore[method-assign]
         return spec
