@@ -75,7 +75,8 @@ def test_on_four_processes(tmp_path):
 
 
 LATER = """
-import sys, torch, convgrad.torch
+import importlib.util, sys, torch, convgrad.torch
+assert importlib.util.find_spec("torch.distributed.tensor")  # as one asks whether it is there
 assert "torch.distributed.tensor" not in sys.modules
 import torch.distributed.tensor as library
 assert not any("convgrad" in type(finder).__module__ for finder in sys.meta_path)
