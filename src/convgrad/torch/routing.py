@@ -195,11 +195,11 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
         groups: int,
         mask: Mask,
     ) -> Any:
-        # One tuple, written out: this is most of what a small problem costs here.
+        # Written out: this is much of what a small problem costs here.
         key = (
-            *(grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
-            *(tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups, *mask),
-            *(grad.device, w.device, *_setting(x)),
+            (grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
+            (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups, tuple(mask)),
+            (grad.device, w.device, _setting(x)),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
@@ -245,10 +245,10 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
         groups: int,
     ) -> Any:
         key = (
-            *(x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
+            (x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
             None if bias is None else (bias.dtype, bias.shape, bias.stride(), bias.device),
-            *(tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups),
-            *(w.device, *_setting(x)),
+            (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups),
+            (w.device, _setting(x)),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
@@ -271,7 +271,7 @@ def _setting(x: Tensor) -> tuple[Hashable, ...]:
     """What a route depends on besides shapes, strides, types and attributes. PyTorch chooses memory formats by whether
     it may use oneDNN.
     """
-    return x.device, torch._C._get_mkldnn_enabled(), *setting()
+    return x.device, torch._C._get_mkldnn_enabled(), setting()
 
 
 def _plan_backward(
