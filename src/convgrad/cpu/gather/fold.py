@@ -18,7 +18,7 @@ from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.vectors import size_of
 from ..plan.axes import Axis
-from ..plan.bits import FOLD
+from ..plan.bits import FOLD, FOLDED_WEIGHT
 from .records import Fold, Gather, Layer
 
 
@@ -92,13 +92,15 @@ def _factors(
 
     def steps(factors: Ints) -> float:
         rounds = prod(ceil(n / f) for n, f in zip(wanted, factors, strict=True))  # some lanes may have no result there
-        return taps(factors) * cost(prod(factors) * layer.cout) * rounds / prod(wanted)
+        channels = prod(factors) * layer.cout
+        packing = FOLDED_WEIGHT * channels  # once for all results
+        return taps(factors) * (FOLD * cost(channels) * rounds + packing) / prod(wanted)
 
     fitting = [f for f in product(*unions) if prod(f) <= room and taps(f) <= most_taps]
     factors = min(fitting, key=steps, default=None)
     units = [1 if layer.forward else a.stride for a in layer.axes]
     plain = prod(a.k / unit for a, unit in zip(layer.axes, units, strict=True)) * cost(layer.cout)
-    return None if factors is None or plain < FOLD * steps(factors) else factors
+    return None if factors is None or plain < steps(factors) else factors
 
 
 def _folded(a: Axis, forward: bool, factor: int, union: list[int]) -> Axis:

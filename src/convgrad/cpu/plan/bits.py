@@ -59,6 +59,7 @@ WHOLE_PART = (3, 5)  # or this part, if all channels are then one chunk and prod
 ODD_CHANNELS = 256  # an odd number of channels is taken in pairs up to here: the last one's is a zero. Not recorded
 BOX_RESULTS = 4096  # of a box, at most: its tables and the output staging stay small. Origin not recorded
 FOLD = 1.2  # results are folded if that saves so much. Origin not recorded
+FOLDED_WEIGHT = 4  # to pack one of folded results takes as long as so many steps of a row. Measured on Zen 5
 FOLDED_WEIGHTS = 16 << 20  # bytes of the weights of folded results, at most. Origin not recorded
 
 # Tile registers (Intel's AMX): which layers they compute. Nothing of this was measured: no machine had them.
