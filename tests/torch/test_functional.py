@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+import weakref
 from functools import cache
 
 import pytest
@@ -437,6 +439,36 @@ def test_calls_are_remembered():
     convgrad.torch.conv2d(x, w)
     assert len(plans._steps) == before
     assert Call(x, w, None, (7, 7), (1, 1), (0, 0), (1, 1), 1).shape("y") == (1, 2, 7, 7)
+
+
+def test_operators_refuse_tangents():
+    x, w, b = torch.randn(1, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)
+    geometry = ([3, 3], [1, 1], [0, 0], [1, 1], 1)
+    with torch.autograd.forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own make_dual uses torch.jit.script
+        plain = torch.ops.convgrad.convolution(x, w, b, *geometry)
+        for i, name in enumerate(("x", "w", "bias")):
+            moved = [torch.autograd.forward_ad.make_dual(t, t) if i == j else t for j, t in enumerate((x, w, b))]
+            with pytest.raises(convgrad.SpecError, match=rf"{name}.*a tensor with a tangent.*convgrad\.torch\.conv2d"):
+                torch.ops.convgrad.convolution(*moved, *geometry)
+            assert torch.equal(convgrad.torch.conv2d(*moved), plain)
+
+
+def test_reverse_mode_keeps_what_it_needs():
+    w = torch.randn(4, 3, 3, 3)
+    x = torch.randn(2, 3, 9, 9)
+    alive = []
+
+    def layer(data):
+        data = data + 1
+        alive.append(weakref.ref(torch._C._functorch.get_unwrapped(data)))
+        return convgrad.torch.conv2d(data, w)
+
+    _, pull = torch.func.vjp(layer, x)
+    gc.collect()
+    assert alive[0]() is None, "the gradient of the data does not need the data"
+    (found,) = pull(torch.ones(2, 4, 7, 7))
+    assert found.shape == (2, 3, 9, 9)
 
 
 def test_tangents_have_the_type_of_the_result():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -196,11 +197,14 @@ def stem():
     return tensors(2, False, torch.float32, torch.channels_last, LAYERS[0])
 
 
-def test_what_pytorch_computes_faster_is_left_to_it():
+def test_what_pytorch_computes_faster_is_left_to_it(monkeypatch):
     grad, x, w, how = stem()
     theirs = backward(grad, x, w, how)
+    made, choose = [], plans.engine.choose
+    monkeypatch.setattr(plans.engine, "choose", lambda p, *more: made.append(p.wanted) or choose(p, *more))
     with convgrad.torch.installed():
         agree(backward(grad, x, w, how), theirs)
+    assert made == ["x"], "no kernel is compiled for nothing"
     report = convgrad.torch.report(clear=True)
     assert (report.taken, report.passed) == (1, 1)
     ours, rest = sorted(report.rows, key=lambda row: row.backend, reverse=True)
@@ -216,7 +220,7 @@ def test_the_bias_is_summed_once_whoever_computes_the_rest(monkeypatch):
     for expected in ([], ["x"], ["w"], ["x", "w"]):
         grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
         theirs = backward(grad, x, w, how)
-        monkeypatch.setattr(routing, "hindrance", lambda step, _, e=expected: step.problem.wanted in e and "a test")
+        monkeypatch.setattr(routing, "hindrance", lambda p, *_, e=expected: p.wanted in e and "a test")
         with convgrad.torch.installed():
             agree(backward(grad, x, w, how), theirs)
         report = convgrad.torch.report(clear=True)
@@ -242,16 +246,15 @@ def test_rules_mean_what_they_say(text, left):
 def test_machines_on_which_pytorch_is_expected_to_be_ahead(monkeypatch):
     """A GPU, on which nothing was measured, and a CPU whose tiles PyTorch uses, unless we do as well."""
     p = Problem.parse("x bf16 n2 g1 cx64 cy64 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc")
-    step = plans.Step(None, "cpu", p, None, 0)
-    assert not policy.hindrance(step, "fast")
-    assert "GPUs" in policy.hindrance(step._replace(backend="gpu"), "fast")
+    assert not policy.hindrance(p, "cpu", "fast")
+    assert "GPUs" in policy.hindrance(p, "cuda", "fast")
     monkeypatch.setattr(policy, "_has_tiles", lambda: True)
-    assert "AMX" in policy.hindrance(step, "fast")
-    assert not policy.hindrance(step._replace(problem=replace(p, dtype="f32", out_dtype="f32")), "fast")
-    assert not policy.hindrance(step._replace(backend="gpu"), "all")
+    assert "AMX" in policy.hindrance(p, "cpu", "fast")
+    assert not policy.hindrance(replace(p, dtype="f32", out_dtype="f32"), "cpu", "fast")
+    assert not policy.hindrance(p, "cuda", "all")
     target = replace(policy.cpu.machine(), tiles=Tiles(("bf16",)))
     monkeypatch.setattr(policy.cpu, "machine", lambda: target)
-    assert not policy.hindrance(step, "fast")
+    assert not policy.hindrance(p, "cpu", "fast")
 
 
 def test_mistakes_are_told_by_pytorch():
@@ -305,6 +308,23 @@ def test_blocks_within_blocks():
             convgrad.torch.uninstall()
             convgrad.torch.report(clear=True)
         assert routing._router.setting.policy == "fast"
+
+
+def test_blocks_beside_each_other():
+    first, second = convgrad.torch.installed("fast"), convgrad.torch.installed("all")
+    with ExitStack() as one, ExitStack() as other:
+        one.enter_context(first)
+        other.enter_context(second)
+        assert routing._router.setting.policy == "all"
+        one.close()
+        assert routing._router.setting.policy == "all", "the other block goes on"
+        convgrad.torch.install("fast", forward=True)
+        assert routing._router.setting.policy == "all", "it counts more than what lasts"
+        other.close()
+        assert routing._router.setting.forward
+    convgrad.torch.uninstall()
+    assert routing._router.setting is None
+    assert not routing._router.libraries
 
 
 @pytest.mark.parametrize("wrong", [{"policy": "quick"}, {"algorithm": "fft"}])

@@ -47,7 +47,7 @@ def look(value: Any) -> tuple[Hashable, int] | None:
         at = value.data_ptr()
         if is_compiling() or not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
             return None
-        if forward_ad._current_level >= 0 and _has_tangent(value):
+        if forward_ad._current_level >= 0 and has_tangent(value):
             return None
         return (value.shape, value.stride(), value.dtype, dispatch_keys(value).raw_repr(), value.get_device()), at
     except (RuntimeError, ValueError):
@@ -162,10 +162,11 @@ def _asks_for_gradients(value: Any) -> str:
     torch: Any = sys.modules["torch"]
     if value.requires_grad and torch.is_grad_enabled():
         return "that requires grad"
-    return "with a tangent" if _has_tangent(value) else ""
+    return "with a tangent" if has_tangent(value) else ""
 
 
-def _has_tangent(value: Any) -> bool:
+def has_tangent(value: Any) -> bool:
+    """Whether a tensor carries a tangent of forward-mode differentiation."""
     return sys.modules["torch"].autograd.forward_ad.unpack_dual(value).tangent is not None
 
 

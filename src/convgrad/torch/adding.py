@@ -24,9 +24,22 @@ are_functions_transformed = torch._C._are_functorch_transforms_active
 _will_reach = getattr(torch._C, "_will_engine_execute_node", None)
 
 
+_forward_ad: Any = torch.autograd.forward_ad
+
+
+def has_level() -> bool:
+    """Whether this is inside of forward-mode differentiation, so that tensors may carry tangents."""
+    return bool(_forward_ad._current_level >= 0)
+
+
+def moves() -> bool:
+    """Whether tangents count here: they do not in what PyTorch differentiates by a rule."""
+    return bool(_forward_ad._current_level >= 0) and torch._C._is_fwd_grad_enabled()
+
+
 def is_transformed() -> bool:
     """Whether torch.func transforms what is called, or it may carry tangents of forward-mode differentiation."""
-    return are_functions_transformed() or torch.autograd.forward_ad._current_level >= 0
+    return are_functions_transformed() or has_level()
 
 
 def may_add(data: Tensor, weight: Tensor, wide: bool) -> bool:

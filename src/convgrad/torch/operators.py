@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..libraries.torch import has_tangent
 from ..spec.check import broken
 from ..spec.problem import Role
 from ..tensors import overlaps
-from .adding import added, are_functions_transformed, is_transformed, may_add
+from .adding import added, are_functions_transformed, has_level, is_transformed, may_add, moves
 from .plans import Geometry, Result, compute, describe, lies_channels_last, other_device, step_for, strides_in
 from .sharding import whole
 
@@ -142,10 +143,20 @@ def kernel(wanted: Role) -> Callable[..., Tensor]:
 
     def computed(*args: Any) -> Tensor:
         call = Call.read(wanted, args)
+        if moves():
+            _refuse_tangents(wanted, call)
         tensors = call.tensors(wanted)
         return compute(wanted, tensors, call.narrow_bias(), call.result(wanted), call.geometry, call.algorithm)
 
     return computed
+
+
+def _refuse_tangents(wanted: Role, call: Call) -> None:
+    """An operator itself does not know how its result moves with its inputs: the functions do."""
+    for name, tensor in zip((*GIVEN[wanted], "bias"), (call.first, call.second, call.bias), strict=True):
+        if tensor is not None and has_tangent(tensor):
+            hint = "call convgrad.torch.conv2d or its like, which are differentiated forwards, too"
+            raise broken("input_grad", name, "a tensor with a tangent", hint=hint)
 
 
 def fake(wanted: Role) -> Callable[..., Tensor]:
@@ -353,6 +364,8 @@ def _function(wanted: Role, adds: bool = False) -> Any:
         if adds:
             ctx.parameter = call.second
             return
+        if not has_level():
+            return  # there is no `jvp` to come, and the backward pass has what it needs
         ctx.save_for_forward(call.first, call.second)
         ctx.inputs = (call.first, call.second)
         ctx.size, ctx.shape, ctx.last, ctx.dtype = call.size, output.shape, lies_channels_last(output), output.dtype

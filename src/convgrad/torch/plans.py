@@ -148,11 +148,12 @@ def make_step(
     algorithm: str = "direct",
 ) -> Step:
     """The step of a call, planned anew."""
-    first, *others = [*tensors.values(), *([] if bias is None else [bias])]
-    for other in others:
-        if other.device != first.device:
-            raise other_device(first, other)
     problem = describe(wanted, tensors, bias, result, geometry, algorithm)
+    return load(problem, result, next(iter(tensors.values())))
+
+
+def load(problem: Problem, result: Result, first: Tensor) -> Step:
+    """The step of a problem, ready to be computed where a tensor is."""
     choice = engine.choose(problem, Device(first.device.type, first.device.index or 0))
     # PyTorch's own threads compute: no more than it may use itself, and no more than are asked of us.
     threads = min(torch.get_num_threads(), get_num_threads())
@@ -177,6 +178,10 @@ def describe(
 
     Any sizes of the three tensors make a problem, because x counts as zero outside of its range.
     """
+    first, *others = [*tensors.values(), *([] if bias is None else [bias])]
+    for other in others:
+        if other.device != first.device:
+            raise other_device(first, other)
     shapes = {role: tuple(tensor.shape) for role, tensor in tensors.items()} | {wanted: tuple(result.shape)}
     dtype = _check_dtypes(tensors, bias, result.dtype)
     check_shapes(wanted, shapes, None if bias is None else tuple(bias.shape), geometry)

@@ -14,7 +14,6 @@ import torch
 
 from ..cpu import backend as cpu
 from ..spec.problem import Problem
-from .plans import Step
 
 POLICIES = ("fast", "all")
 
@@ -67,15 +66,12 @@ RULES = (
 TILES = 16  # channels from which PyTorch's AMX kernels are far ahead of those that multiply vectors: 3 to 16 times
 
 
-def hindrance(step: Step, policy: str) -> str:
-    """Why a gradient that could be computed here is left to PyTorch; nothing if it is taken."""
+def hindrance(p: Problem, device: str, policy: str) -> str:
+    """Why a gradient that could be computed on a kind of device is left to PyTorch; nothing if it is taken."""
     if policy == "all":
         return ""
-    if step.backend == "reference":
-        return "no kernel of ours computes it"
-    if step.backend == "gpu":
+    if device == "cuda":
         return 'our kernels for GPUs have not been measured beside PyTorch\'s; the policy "all" takes them'
-    p = step.problem
     if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and "bf16" not in cpu.machine().tiles.dtypes:
         return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
     for rule in RULES:

@@ -20,7 +20,7 @@ from ..errors import ConvgradError, SpecError
 from ..spec.check import broken
 from ..spec.problem import Role
 from ..spec.table import ALGORITHMS
-from .plans import NAMES, Geometry, Result, Step, keep, make_step, setting, strides_in
+from .plans import NAMES, Geometry, Result, Step, describe, keep, load, setting, strides_in
 from .policy import POLICIES, hindrance
 from .report import Entry, Report
 
@@ -80,7 +80,9 @@ class _Router:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.setting: Setting | None = None
+        self.setting: Setting | None = None  # that is in force
+        self.lasting: Setting | None = None  # outside of all blocks
+        self.blocks: dict[object, Setting] = {}  # that threads are in, in the order in which they were entered
         self.libraries: list[Any] = []
         self.kernels: list[Any] = []
         self.report = Report()
@@ -98,43 +100,37 @@ def install(policy: str = "fast", *, algorithm: str = "direct", forward: bool = 
 
     What is not taken goes to PyTorch's kernel; `report()` tells what and why. To install again changes the setting.
     """
-    asked = Setting(_choice("policy", policy, POLICIES), algorithm, forward)
-    _choice("algorithm", algorithm, ALGORITHMS)
-    cuda: Any = torch.backends.cuda  # has no types
+    asked = _asked(policy, algorithm, forward)
     with _router.lock:
-        if _router.setting == asked:
-            return
-        _remove()
-        for device in dict.fromkeys(backend.device for backend in engine.BACKENDS):
-            if device == "cpu" or (device == "cuda" and cuda.is_built()):
-                _override("convolution_backward", _backward, device, asked)
-                if forward:
-                    _override("convolution", _forward, device, asked)
-        _router.setting = asked
+        _router.lasting = asked
+        _enforce()
 
 
 def uninstall() -> None:
-    """Give all convolutions back to PyTorch. What `report()` has counted stays."""
+    """Give all convolutions back to PyTorch, or to the block of `installed()` that this is in. What `report()` has
+    counted stays.
+    """
     with _router.lock:
-        _remove()
+        _router.lasting = None
+        _enforce()
 
 
 @contextmanager
 def installed(policy: str = "fast", *, algorithm: str = "direct", forward: bool = False) -> Iterator[None]:
-    """`install()` for a block; what was installed before is installed again afterwards.
+    """`install()` for a block; afterwards all is as it would be without it.
 
-    It holds for all threads, so blocks of several threads must lie within each other.
+    It holds for all threads. Of blocks that several threads are in, the one that was entered last counts.
     """
+    asked, block = _asked(policy, algorithm, forward), object()
     with _router.lock:
-        before = _router.setting
-        install(policy, algorithm=algorithm, forward=forward)
+        _router.blocks[block] = asked
+        _enforce()
     try:
         yield
     finally:
         with _router.lock:
-            _remove()
-            if before is not None:
-                install(before.policy, algorithm=before.algorithm, forward=before.forward)
+            del _router.blocks[block]
+            _enforce()
 
 
 def report(*, clear: bool = False) -> Report:
@@ -149,12 +145,36 @@ def report(*, clear: bool = False) -> Report:
         return found
 
 
+def _asked(policy: str, algorithm: str, forward: bool) -> Setting:
+    """What a caller asks for, if all of it exists."""
+    return Setting(_choice("policy", policy, POLICIES), _choice("algorithm", algorithm, ALGORITHMS), forward)
+
+
 def _choice(name: str, value: Any, choices: Any) -> str:
     if value not in choices:
         error = broken("attribute_choice", name, repr(value), expected=", ".join(map(repr, choices)))
         error.operation = "install"
         raise error
     return str(value)
+
+
+def _enforce() -> None:
+    """Put our kernels in place, or take them away, as it is asked for now."""
+    asked = [_router.lasting, *_router.blocks.values()][-1]
+    if asked == _router.setting:
+        return
+    for library in reversed(_router.libraries):
+        library._destroy()  # puts PyTorch's kernel back in place
+    _router.libraries.clear()
+    _router.setting = asked
+    if asked is None:
+        return
+    cuda: Any = torch.backends.cuda  # has no types
+    for device in dict.fromkeys(backend.device for backend in engine.BACKENDS):
+        if device == "cpu" or (device == "cuda" and cuda.is_built()):
+            _override("convolution_backward", _backward, device, asked)
+            if asked.forward:
+                _override("convolution", _forward, device, asked)
 
 
 def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, asked: Setting) -> None:
@@ -167,14 +187,6 @@ def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, 
     _router.libraries.append(library)
     # Another thread may be about to call it when it is taken away, so it lives on: a few hundred bytes.
     _router.kernels.append(torch.library.get_kernel(f"aten::{name}", key))
-
-
-def _remove() -> None:
-    """Take our kernels away, which puts PyTorch's back in place."""
-    for library in reversed(_router.libraries):
-        library._destroy()
-    _router.libraries.clear()
-    _router.setting = None
 
 
 def _backward(stock: Any, device: str, asked: Setting) -> Any:
@@ -355,12 +367,20 @@ def _step(
 ) -> Step | str:
     """The step for a gradient, or why it is left to PyTorch."""
     try:
-        step = make_step(wanted, given, bias, result, attributes.geometry(len(result.shape) - 2), asked.algorithm)
+        geometry = attributes.geometry(len(result.shape) - 2)
+        problem = describe(wanted, given, bias, result, geometry, asked.algorithm)
+        first = next(iter(given.values()))
+        reason = hindrance(problem, first.device.type, asked.policy)
+        if reason:
+            return reason
+        step = load(problem, result, first)
     except SpecError as error:
         return str(error)  # PyTorch will say it in its own words, or compute it
     except ConvgradError as error:
         return f"{type(error).__name__}: {error}"
-    return hindrance(step, asked.policy) or step
+    if asked.policy == "fast" and step.backend == "reference":
+        return "no kernel of ours computes it"
+    return step
 
 
 def _lies_last(
