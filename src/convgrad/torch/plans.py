@@ -58,6 +58,9 @@ _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_on_cpu: Callable[[Ints, Ints, torch.dtype], Tensor] = getattr(_guards, "_empty_strided_cpu", _empty)
 
 
+_num_threads = torch.get_num_threads
+
+
 class Step(NamedTuple):
     """One result, and what computes it."""
 
@@ -128,7 +131,7 @@ def step_for(
 
 def setting() -> tuple[Hashable, ...]:
     """What a plan depends on besides its tensors and the geometry."""
-    return torch.get_num_threads(), *engine.setting()
+    return _num_threads(), *engine.setting()
 
 
 def keep(plans: dict[Hashable, Any], key: Hashable, plan: Any) -> Any:

@@ -31,6 +31,9 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 """PyTorch's dispatch key for each kind of device that a back end may compute on."""
 
 
+_may_use_onednn = torch._C._get_mkldnn_enabled
+
+
 class Attributes(NamedTuple):
     """How PyTorch describes a convolution, but for its tensors. A list of one value serves all spatial axes."""
 
@@ -192,6 +195,7 @@ def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, 
 def _backward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the backward pass on a kind of device."""
     routes: dict[Hashable, Any] = {}  # of this setting: a thread may end to plan when it has changed
+    on_host = device == "cpu"  # with a tensor anywhere else, PyTorch would call its kernel
 
     def backward(
         keyset: Any,
@@ -211,7 +215,8 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
         key = (
             (grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
             (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups, tuple(mask)),
-            (grad.device, w.device, _setting(x)),
+            _setting(),
+            () if on_host else (grad.device, x.device, w.device),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
@@ -243,6 +248,7 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
 def _forward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the forward pass on a kind of device."""
     routes: dict[Hashable, Any] = {}
+    on_host = device == "cpu"
 
     def forward(
         keyset: Any,
@@ -260,7 +266,8 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
             (x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
             None if bias is None else (bias.dtype, bias.shape, bias.stride(), bias.device),
             (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups),
-            (w.device, _setting(x)),
+            _setting(),
+            () if on_host else (x.device, w.device),
         )
         route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
@@ -279,11 +286,11 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
     return forward
 
 
-def _setting(x: Tensor) -> tuple[Hashable, ...]:
-    """What a route depends on besides shapes, strides, types and attributes. PyTorch chooses memory formats by whether
-    it may use oneDNN.
+def _setting() -> tuple[Hashable, ...]:
+    """What a route depends on besides tensors and attributes. PyTorch chooses memory formats by whether it may use
+    oneDNN.
     """
-    return x.device, torch._C._get_mkldnn_enabled(), setting()
+    return _may_use_onednn(), setting()
 
 
 def _plan_backward(
