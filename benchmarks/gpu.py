@@ -11,9 +11,13 @@ picture matplotlib.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import importlib.util
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -161,6 +165,14 @@ class Case:
         how = (*self.how, layer.transposed, [0] * len(layer.space), layer.groups, [data, not data, False])
         return self.bench.torch.ops.aten.convolution_backward(y, x, w, None, *how)[0 if data else 1]
 
+    def judged(self) -> Any:
+        """The result by PyTorch in float64; trying its ways out would take longer than the result."""
+        self.bench.torch.backends.cudnn.benchmark = False
+        try:
+            return self.theirs(*(t.double() for t in (self.x, self.w, self.y)))
+        finally:
+            self.bench.torch.backends.cudnn.benchmark = True
+
     def ours(self) -> Any:
         """The result by convgrad, in memory that is poisoned first, and what computes it."""
         from convgrad.torch.plans import Geometry, Result, make_step
@@ -186,12 +198,12 @@ class Case:
         exact = "tf32" not in self.dtype
         self.fill(whole=exact)
         run()
-        expected = self.theirs(*(t.double() for t in (self.x, self.w, self.y))).to(out.dtype)
+        expected = self.judged().to(out.dtype)
         if exact and not torch.equal(out, expected):
             return f"{int((out != expected).sum())} of {out.numel()} results are wrong"
         self.fill(whole=False)
         errors = []
-        right = self.theirs(*(t.double() for t in (self.x, self.w, self.y)))
+        right = self.judged()
         run()
         for found in (out, self.theirs(self.x, self.w, self.y)):
             errors.append(float((found.double() - right).norm() / right.norm()))
@@ -203,6 +215,18 @@ class Case:
         kernel = getattr(plan, "kernel", step.backend)
         setting = (self.direction, self.dtype, self.layout)
         return Result(self.layer.name, self.layer.kind, *setting, ours, theirs, limit, kernel, *errors)
+
+
+def compile_kernels(share: tuple[int, int, list[tuple[Layer, tuple[str, str, str]]]]) -> None:
+    """Compile a share of the kernels, which Triton keeps on disk; what fails will fail again where it is told."""
+    first, step, cases = share
+    bench = Bench.__new__(Bench)
+    bench.torch = importlib.import_module("torch")
+    for layer, setting in cases[first::step]:
+        bench.precision(setting[1])
+        with contextlib.suppress(Exception):
+            Case(bench, layer, *setting).ours()
+        bench.torch.cuda.empty_cache()
 
 
 def line(result: Result) -> str:
@@ -263,6 +287,7 @@ def main() -> int:
     parser.add_argument("--direction", default="data,weights", help="of data, weights and forward")
     parser.add_argument("--layers", default="", help="only those whose name or kind contains this")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
     parser.add_argument("--json", default="")
     parser.add_argument("--png", default="")
     asked = parser.parse_args()
@@ -280,6 +305,11 @@ def main() -> int:
         for layout in asked.layout.split(",")
         for direction in asked.direction.split(",")
     ]
+    if asked.jobs > 1:
+        print(f"compiling in {asked.jobs} processes", file=sys.stderr, flush=True)
+        cases = [(layer, setting) for setting in settings for layer in layers]
+        with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
+            pool.map(compile_kernels, [(first, asked.jobs, cases) for first in range(asked.jobs)], chunksize=1)
     results: list[Result] = []
     wrong, begin, count = 0, time.perf_counter(), len(layers) * len(settings)
     print(f"{torch.cuda.get_device_name()}, copies at {bench.copy / 1e12:.2f} TB/s\n{HEAD}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -80,23 +81,31 @@ def on_the_gpu(kind: str, *inputs: Any, out: Any = None, **attributes: Any) -> A
     return out
 
 
-def random_calls(count: int) -> Iterator[str]:
-    """Random calls of every operation, judged by PyTorch in float64."""
+def random_calls(count: int, jobs: int) -> Iterator[str]:
+    """Random calls of every operation, judged by PyTorch in float64, by several processes: compiling takes longest."""
+    import multiprocessing
+
+    found: list[str] = []
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        for at, wrong in enumerate(pool.imap_unordered(_random_call, range(count), chunksize=4), 1):
+            found += [wrong] if wrong else []
+            print(f"  {at} of {count}", end="\r", file=sys.stderr, flush=True)
+    yield from found[:10]
+    if len(found) > 10:
+        yield f"and {len(found) - 10} more"
+
+
+def _random_call(seed: int) -> str:
+    """What is wrong with the result of one of them."""
     import numpy as np
 
     import problems
 
-    rng, wrong = np.random.default_rng(0), 0
-    for at in range(count):
-        try:
-            problems.check(problems.draw(rng, wide=bool(at % 2)), on_the_gpu)
-        except AssertionError as error:
-            wrong += 1
-            if wrong <= 10:
-                yield str(error)
-        print(f"  {at + 1} of {count}", end="\r", file=sys.stderr, flush=True)
-    if wrong > 10:
-        yield f"and {wrong - 10} more"
+    try:
+        problems.check(problems.draw(np.random.default_rng(seed), wide=bool(seed % 2)), on_the_gpu)
+    except Exception as error:  # each is a line of the report
+        return f"random call {seed}: {type(error).__name__}: {error}"
+    return ""
 
 
 def steps(name: str, dtype: Any, last: bool) -> Any:
@@ -265,13 +274,14 @@ def sanitized() -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=3000, help="of random calls")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compute them")
     parser.add_argument("--short", action="store_true", help="random calls and adjoints alone")
     parser.add_argument("--sanitizer", action="store_true", help="a sample under compute-sanitizer, too")
     asked = parser.parse_args()
     if reason := hindrance():
         print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
         return 2
-    parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count), adjoints]
+    parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count, asked.jobs), adjoints]
     parts += [] if asked.short else [same_bits, errors, beyond]
     parts += [sanitized] if asked.sanitizer else []
     failures = 0
