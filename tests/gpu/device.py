@@ -228,6 +228,47 @@ def errors() -> Iterator[str]:
             print(f"  {name} {role}: {', '.join(told)}")
 
 
+def descriptors() -> Iterator[str]:
+    """Blocks copied by tensor maps, launched directly and by Triton; what it takes the host."""
+    import torch
+
+    from convgrad.gpu import compile as compiler
+    from convgrad.gpu import launch, target
+    from convgrad.gpu.plan.records import Descriptor, Launch, Plan
+
+    if torch.cuda.get_device_capability()[0] < 9:
+        print("  left out: it takes compute capability 9.0")
+        return
+    sys.path.insert(0, str(HERE.parent))
+    import copying
+
+    wide = Descriptor("x", "bf16", (16, 192), (256, 1), (16, 64))
+    given = (("notes", "f32"),), (("columns", 192),), (("BLOCK", 16),), 4, 1
+    step = Launch("copying", 4, *given, descriptors=(wide, Descriptor("y", "bf16", (16, 256), (256, 1), (16, 64))))
+    plan = Plan("copying", "copies", (step,), (("notes", 16),), 0.0, ())
+    function, version = compiler.function, launch.DIRECT
+    x = torch.randn(16, 256, device="cuda").bfloat16()
+    expected = x.clone()
+    expected[:, 192:] = 0
+    try:
+        compiler.function = lambda step: copying.copying if step.kernel == "copying" else function(step)
+        for launch.DIRECT in (version, "no version"):
+            run = launch.Executable(plan, target.current(0), 0)
+            y = torch.full_like(x, torch.nan)
+            stream = torch.cuda.current_stream().cuda_stream
+            run(x.data_ptr(), 0, y.data_ptr(), 0, stream)
+            if not torch.equal(y, expected):
+                yield f"blocks are copied wrongly, launched for {launch.DIRECT}"
+            begin = time.perf_counter()
+            for _ in range(200):
+                run(x.data_ptr(), 0, y.data_ptr(), 0, stream)
+            taken = (time.perf_counter() - begin) / 200
+            way = "directly" if run._ready[True].kernels[0].slow is None else "by Triton"
+            print(f"  a call with two descriptors and workspace, launched {way}: {taken * 1e6:.1f} us of the host")
+    finally:
+        compiler.function, launch.DIRECT = function, version
+
+
 def beyond() -> Iterator[str]:
     """Offsets beyond 2^31 elements, where there is memory for them."""
     import torch
@@ -282,7 +323,7 @@ def main() -> int:
         print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
         return 2
     parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count, asked.jobs), adjoints]
-    parts += [] if asked.short else [same_bits, errors, beyond]
+    parts += [] if asked.short else [descriptors, same_bits, errors, beyond]
     parts += [sanitized] if asked.sanitizer else []
     failures = 0
     for part in parts:

@@ -113,7 +113,7 @@ def two_ways(line):
 def without_sums(line):
     """A problem that has no products."""
     problem = Problem.parse(line)
-    plan = choose.make(problem, interpreter.small("sm_80", 8))
+    plan = choose.plan(problem, interpreter.small("sm_80", 8))
     assert plan.kernel in ("finish", "")
     check(problem, plan)
 

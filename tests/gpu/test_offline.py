@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import choose
-from convgrad.gpu.target import KNOWN, of_kind
+from convgrad.gpu.plan.records import Descriptor, Launch
+from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -75,7 +77,7 @@ def spills(kernel) -> int:
 @pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(QUICK, CHOSEN))
 def test_plans_compile(name, wanted, dtype, kind):
     target = of_kind(kind)
-    plan = choose.make(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
+    plan = choose.plan(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
     assert plan.launches
     for launch in plan.launches:
         kernel = compiler.build(launch, target, aligned=True)
@@ -89,7 +91,7 @@ def test_plans_compile(name, wanted, dtype, kind):
 def test_neighbours_are_loaded_together():
     """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
     (launch,) = plan.launches
     aligned, anywhere = (compiler.build(launch, target, aligned=way).asm["ptx"] for way in (True, False))
     pieces = re.compile(r"cp\.async\.cg\.shared\.global [^;]*0x10, ")
@@ -100,15 +102,28 @@ def test_neighbours_are_loaded_together():
 @pytest.mark.parametrize("precision", slow_but(["tf32x3"], ["ieee", "tf32x3"]))
 def test_precisions_compile(precision):
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
     assert plan.precision == precision
     assert ("mma" in compiler.build(plan.launches[0], target, True).asm["ptx"]) == (precision != "ieee")
 
 
-def test_every_kernel_is_known():
-    kernels = {launch for name in compiler.MODULES for launch in [compiler.function(name).__name__]}
-    assert kernels == set(compiler.MODULES)
-    assert {f"sm_{kind[3:]}" for kind in KINDS} <= set(KNOWN)
+@pytest.mark.parametrize("swizzle", [128, 64])
+def test_kernels_in_gluon_compile(monkeypatch, swizzle):
+    """Descriptors become tensor maps, which the compiler tells how to encode; code for Hopper uses its copy engine."""
+    import copying
+
+    monkeypatch.setattr(compiler, "function", lambda launch: copying.copying)
+    wide = Descriptor("x", "bf16", (16, 256), (256, 1), (16, 64), swizzle)
+    launch = Launch(
+        "copying", 4, (("notes", "f32"),), (("columns", 256),), (("BLOCK", 16),), 4, 1,
+        descriptors=(wide, replace(wide, tensor="y", offset=64)), registers=64,
+    )  # fmt: skip
+    kernel = compiler.build(launch, of_kind("sm_90"), aligned=True)
+    first, second = kernel.metadata.tensordesc_meta
+    assert first == second
+    assert (first["elem_size"], first["block_size"]) == (2, [16, swizzle // 2])
+    assert "cp.async.bulk.tensor.2d.shared" in kernel.asm["ptx"]
+    assert ".maxnreg 64" in kernel.asm["ptx"]
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The plan of a problem: of the kernels and tiles that serve it, those that the model expects to be quickest."""
+"""The portable level: of the kernels and tiles that serve a problem, those that the model expects to be quickest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..target import Target
 from .axes import LAST, is_wide, strides, three, unit, walk
 from .cost import Work, fastest_precision, finish_seconds, rate, seconds
 from .launches import Candidate, channels, finish, sums
-from .records import Plan
+from .records import PARTS, Plan
 from .tiles import lane_tiles, tiles
 
 MOST_WORKSPACE = 256 << 20
@@ -22,12 +22,22 @@ MOST_PARTS = 128
 MOST_PROGRAMS = 2**31 - 1  # of a launch
 
 
-def make(p: Problem, target: Target, asked: str = "default") -> Plan | str:
+KERNELS = {
+    "gather": "matrix products over taps and channels",
+    "lanes": "products one by one, channels of all groups side by side",
+    "weights": "matrix products over pixels, for each tap",
+    "lanes_weights": "products one by one over pixels, for each tap, channels of all groups side by side",
+}
+"""What the kernels do."""
+
+
+def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none. `asked` says how products of f32 are taken."""
     if not p.size(p.wanted):
-        return Plan("", (), "", (), 0, 0, 0.0, ("the result has no elements",))
+        return Plan("", "nothing to write: the result is empty", (), (), 0.0, ("the result has no elements",))
     if not p.flops:
-        return Plan("finish", (finish(p, 0),), "", (), 0, 0, 5e-6, ("no product reaches the result",))
+        does = "no sums: the result without a product"
+        return Plan("finish", does, (finish(p, 0),), (), 5e-6, ("no product reaches the result",))
     found = candidates(p, target, asked)
     if not found:
         return "it takes more programs than a launch may have"
@@ -46,9 +56,10 @@ def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", 
     precision = precision_of(p, target, asked)
     split = best.parts > 1
     launches = (sums(p, best, precision), *((finish(p, best.parts),) if split else ()))
-    workspace = best.parts * p.size(p.wanted) * _item(p) if split else 0
+    areas = ((PARTS, best.parts * p.size(p.wanted) * _item(p)),) if split else ()
     told = precision if best.kernel in ("gather", "weights") and p.dtype == "f32" else ""
-    return Plan(best.kernel, launches, told, best.tile, best.parts, workspace, best.seconds, why)
+    does = KERNELS[best.kernel]
+    return Plan(best.kernel, does, launches, areas, best.seconds, why, told, best.tile, best.parts)
 
 
 def precision_of(p: Problem, target: Target, asked: str) -> str:
@@ -79,7 +90,6 @@ def _reasons(p: Problem, target: Target, best: Candidate, found: Iterable[Candid
         lines.append(reason if split else "the plain units are faster than split products here")
     if is_wide(p):
         lines.append("offsets take 64 bits")
-    lines.append("the portable level; no kernel for one kind of GPU is chosen yet")
     return tuple(lines)
 
 

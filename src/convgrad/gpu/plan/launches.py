@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...spec.problem import Ints, Problem, dense_strides
 from .axes import factors, is_wide, strides, three, unit, walk
-from .records import WORKSPACE, Constants, Launch, Values
+from .records import PARTS, Constants, Launch, Values
 
 FINISH = 1024  # results of a program that adds parts
 
@@ -117,11 +117,11 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         constants += (("DEPTH", best.tile[2]), ("FLAT", best.flat), ("PRECISION", precision))
     constants += (("DOUBLE", p.dtype == "f64"), ("WIDE", is_wide(p)), ("ACCUMULATE", p.accumulate and not split))
     tensors = (("x", p.dtype), ("y", p.dtype), _out(p, split))
-    return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages)
+    return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
 
 
 def _out(p: Problem, split: bool) -> tuple[str, str]:
-    return (WORKSPACE, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
+    return (PARTS, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
 
 
 def _order(p: Problem) -> Ints:
@@ -163,6 +163,6 @@ def finish(p: Problem, parts: int) -> Launch:
         ("ACCUMULATE", p.accumulate),
     )
     out = (p.wanted, p.out_dtype)
-    sums = (WORKSPACE, "f64" if p.dtype == "f64" else "f32")
+    sums = (PARTS, "f64" if p.dtype == "f64" else "f32")
     tensors = (sums if parts else out, out, ("bias", p.dtype) if p.bias_stride is not None else out)
     return Launch("finish", ceil(elements / count), tensors, values, constants, 4, 1)
