@@ -114,7 +114,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("COLUMNS", best.tile[1]),
     )
     if best.kernel == "weights":
-        inside = _is_inside(p)
+        inside = is_inside(p)
         over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
         constants += (
             ("DEPTH", best.tile[2]),
@@ -129,7 +129,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
 
 
-def _is_inside(p: Problem) -> bool:
+def is_inside(p: Problem) -> bool:
     """Whether no tap of any result lies in the padding."""
     ends = ((o - 1) * s + (k - 1) * d - b for o, s, k, d, b in zip(p.y, p.stride, p.w, p.dilation, p.pad, strict=True))
     return not any(p.pad) and all(end < size for end, size in zip(ends, p.x, strict=True))
