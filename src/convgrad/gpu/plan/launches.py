@@ -9,7 +9,9 @@ from ...spec.problem import Ints, Problem, dense_strides
 from .axes import LAST, factors, is_wide, strides, three, unit, walk
 from .records import PARTS, Constants, Launch, Values
 
-FINISH = 1024  # results of a program that adds parts
+FINISH = 1024  # results of a program that adds parts, at most
+FINISHERS = 512  # such programs at least, if there are results enough
+TOGETHER = 8  # parts that are on their way at once
 
 
 class Candidate(NamedTuple):
@@ -173,7 +175,9 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
-    count = min(FINISH, max(128, 1 << (elements - 1).bit_length()))
+    count = FINISH
+    while count > 128 and elements < count * FINISHERS:
+        count //= 2
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -183,6 +187,7 @@ def finish(p: Problem, parts: int) -> Launch:
     )
     constants: Constants = (
         ("COUNT", count),
+        ("TOGETHER", max(1, min(TOGETHER, parts))),
         ("DOUBLE", p.dtype == "f64"),
         ("WIDE", is_wide(p) or parts * elements >= 2**31 - 2**20),
         ("BIAS", p.bias_stride is not None),
