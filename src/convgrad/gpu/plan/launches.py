@@ -175,9 +175,7 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
-    count = FINISH
-    while count > 128 and elements < count * FINISHERS:
-        count //= 2
+    count = finishers(elements)
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -197,3 +195,11 @@ def finish(p: Problem, parts: int) -> Launch:
     sums = (PARTS, "f64" if p.dtype == "f64" else "f32")
     tensors = (sums if parts else out, out, ("bias", p.dtype) if p.bias_stride is not None else out)
     return Launch("finish", ceil(elements / count), tensors, values, constants, 4, 1)
+
+
+def finishers(elements: int) -> int:
+    """Results of a program that adds parts."""
+    count = FINISH
+    while count > 128 and elements < count * FINISHERS:
+        count //= 2
+    return count

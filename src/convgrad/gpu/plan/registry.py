@@ -31,6 +31,7 @@ class Level(NamedTuple):
 
 
 LEVELS: tuple[Level, ...] = (
+    Level("blocks", "blocks", aligned=True),
     Level("copies", "relaid", aligned=True),
     Level("portable", "choose"),
 )

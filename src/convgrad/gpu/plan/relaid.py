@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, prod
+from math import ceil
 from typing import NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem, Role, dense_strides, settle
 from ..target import Target
 from . import choose, registry
-from .axes import factors, strides, three, unit
+from .axes import strides, three
+from .copies import View, copy
 from .cost import copy_seconds
-from .records import Launch, Plan, Values
+from .records import Launch, Plan
 
 PIECE = 16  # bytes: channels of a tensor that is copied fill so many, and again so many
-ELEMENTS = 4096  # of a tile
 SIDE_BY_SIDE = "channels are side by side"
 MOST = 8 << 30  # bytes of copies; and no more than three times those of the tensors
 
@@ -124,59 +124,16 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
 
 def _copy(given: Problem, made: Problem, role: Role, names: tuple[str, str]) -> Launch:
     """A copy of a tensor of one problem to that of another one: they have the same sizes, but for channels."""
-    shapes = [_shape(p, role) for p in (given, made)]
-    of = [strides(p, role) for p in (given, made)]
-    shapes, of = _merged(shapes, of)
-    channels, space = shapes[1][2], shapes[1][3:]
-    tile = min(64, 1 << (channels - 1).bit_length())
-    pixels = min(ELEMENTS // tile, max(16, 1 << (prod(space) - 1).bit_length()))
+    first, second = (
+        View(name, p.dtype_of(role), _shape(p, role), strides(p, role))
+        for name, p in zip(names, (given, made), strict=True)
+    )
     ends = role == made.wanted
     biased = ends and made.bias_stride is not None and given.bias_stride is None
-    accumulates = ends and made.accumulate and not given.accumulate
-    values: Values = (
-        ("given_strides", of[0]),
-        ("out_strides", of[1]),
-        ("sizes", space),
-        ("size_factors", factors(space)),
-        ("groups", shapes[1][1]),
-        ("made", channels),
-        ("given_groups", shapes[0][1]),
-        ("given_channels", shapes[0][2]),
-        ("bias_stride", made.bias_stride or 0),
-    )
-    wide = max(sum(abs(s) * size for s, size in zip(o, s_, strict=True)) for o, s_ in zip(of, shapes, strict=True))
-    constants = (
-        ("GIVEN_UNIT", unit(of[0])),
-        ("OUT_UNIT", unit(of[1])),
-        ("MERGED", space[:2] == (1, 1)),
-        ("CHANNELS", tile),
-        ("PIXELS", pixels),
-        ("DOUBLE", made.dtype == "f64"),
-        ("WIDE", wide >= 2**31 - 2**20),
-        ("BIAS", biased),
-        ("ACCUMULATE", accumulates),
-    )
-    out = (names[1], made.dtype_of(role))
-    tensors = ((names[0], given.dtype_of(role)), out, ("bias", made.dtype) if biased else out)
-    programs = ceil(prod(space) / pixels) * ceil(channels / tile) * shapes[1][1] * shapes[1][0]
-    return Launch("relay", programs, tensors, values, constants, 4, 1)
+    bias = (made.bias_stride or 0, made.dtype) if biased else None
+    return copy(first, second, bias, ends and made.accumulate and not given.accumulate)
 
 
 def _shape(p: Problem, role: Role) -> Ints:
     """The six axes of a tensor: those of weights are taken for images, groups and channels in their order."""
     return (*p.shape(role)[:3], *three(p).sizes(role))
-
-
-def _merged(shapes: list[Ints], of: list[Ints]) -> tuple[list[Ints], list[Ints]]:
-    """The same two tensors, whose axes in space are one where they can be, as are groups and channels."""
-    sizes, steps = [list(shape) for shape in shapes], [list(o) for o in of]
-    for outer, inner in ((4, 5), (3, 4), (4, 5), (1, 2)):
-        if sizes[0][inner] != sizes[1][inner] or sizes[0][outer] != sizes[1][outer]:
-            continue
-        if all(size[inner] == 1 for size in sizes):  # the outer axis takes its place
-            for size, step in zip(sizes, steps, strict=True):
-                size[inner], size[outer], step[inner], step[outer] = size[outer], 1, step[outer], 0
-        elif all(o[outer] == o[inner] * size[inner] or size[outer] == 1 for o, size in zip(steps, sizes, strict=True)):
-            for size, step in zip(sizes, steps, strict=True):
-                size[inner], size[outer], step[outer] = size[inner] * size[outer], 1, 0
-    return [tuple(size) for size in sizes], [tuple(step) for step in steps]
