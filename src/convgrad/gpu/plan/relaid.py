@@ -21,7 +21,8 @@ from .records import Launch, Plan
 
 PIECE = 16  # bytes: channels of a tensor that is copied fill so many, and again so many
 SIDE_BY_SIDE = "channels are side by side"
-MOST = 8 << 30  # bytes of copies; and no more than three times those of the tensors
+MOST = 8 << 30  # bytes of workspace; and no more than four times the largest tensor, and a little
+LITTLE = 64 << 20
 
 
 def plan(p: Problem, target: Target, precision: str) -> Plan | str:
@@ -32,12 +33,13 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     if not found:
         return SIDE_BY_SIDE
     direct = choose.plan(p, target, precision)
+    most = min(MOST, 4 * max(p.size(role) * DTYPES[p.dtype_of(role)].size for role in ("x", "w", "y")) + LITTLE)
     best: Plan | None = None
     for way in found:
-        if sum(way.bytes.values()) > min(MOST, 3 * p.bytes + (64 << 20)):
-            continue
         copied = around(p, way, target, precision)
-        if copied is not None and (best is None or copied.seconds < best.seconds):
+        if copied is None or copied.workspace > most:
+            continue
+        if best is None or copied.seconds < best.seconds:
             best = copied
     if best is None:
         return "copies would take too much memory"
