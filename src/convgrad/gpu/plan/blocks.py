@@ -10,14 +10,13 @@ from itertools import pairwise
 from math import prod
 
 from ...dtypes import DTYPES
-from ...spec.problem import Ints, Problem, Role, dense_strides, settle
+from ...spec.problem import Ints, Problem, dense_strides, settle
 from ..target import Target
 from . import choose, registry
 from .copies import View, copy, zeros
 from .cost import copy_seconds
-from .records import Plan
+from .records import Plan, free_name
 
-AREA = "w, in blocks"
 SIZES = (32, 64, 128)  # channels of what is taken for a group, at most
 MOST_BYTES = 256 << 20
 
@@ -83,29 +82,36 @@ def joined(p: Problem, k: int, target: Target, precision: str) -> Plan | None:
     inner = registry.make_plan(simpler, target, precision)
     if isinstance(inner, str):
         return None
-    launches = tuple(launch.moved({"w": AREA}) for launch in inner.launches)
-    apart, together = _diagonal(p, k, "w"), _diagonal(simpler, k, AREA)
+    area = free_name("w, in blocks", inner.areas)
+    launches = tuple(launch.moved({"w": area}) for launch in inner.launches)
+    apart, together = _apart(p, k), _together(simpler, k, area)
     if p.wanted == "w":
         launches = (*launches, copy(together, apart, None, p.accumulate))
     else:
-        launches = (zeros(AREA, p.dtype, simpler.size("w")), copy(apart, together), *launches)
+        launches = (zeros(area, p.dtype, simpler.size("w")), copy(apart, together), *launches)
     seconds = inner.seconds + 2 * copy_seconds(target, size)
     why = (
         f"{k} groups are taken for one of {simpler.cx} and {simpler.cy} channels; by the level {inner.level}",
         *inner.why,
     )
-    return replace(inner, launches=launches, areas=((AREA, size), *inner.areas), seconds=seconds, why=why)
+    return replace(inner, launches=launches, areas=((area, size), *inner.areas), seconds=seconds, why=why)
 
 
-def _diagonal(p: Problem, k: int, name: Role) -> View:
-    """The weights of groups: of each one that is left, of those in it, channels of x and y, and taps."""
-    of, taps = p.w_strides, prod(p.w)
-    step = next((stride for size, stride in zip(reversed(p.w), reversed(of[3:]), strict=True) if size > 1), 0)
-    if name == AREA:
-        groups, cx, cy = p.g, p.cx // k, p.cy // k
-        inside = cy * of[1] + cx * of[2]
-        steps = (of[0], inside, of[2], 0, of[1], step)
-    else:
-        groups, cx, cy = p.g // k, p.cx, p.cy
-        steps = (of[0] * k, of[0], of[2], 0, of[1], step)
-    return View(name, p.dtype_of("w"), (groups, k, cx, 1, cy, taps), steps)
+def _apart(p: Problem, k: int) -> View:
+    """The weights of groups: of each of those that are left, groups in it, channels of x and y, and taps."""
+    of = p.w_strides
+    return View(
+        "w", p.dtype_of("w"), (p.g // k, k, p.cx, 1, p.cy, prod(p.w)), (of[0] * k, of[0], of[2], 0, of[1], _step(p))
+    )
+
+
+def _together(p: Problem, k: int, name: str) -> View:
+    """The same elements, where they are blocks on the diagonals of fewer groups."""
+    of, cx, cy = p.w_strides, p.cx // k, p.cy // k
+    shape, inside = (p.g, k, cx, 1, cy, prod(p.w)), cy * of[1] + cx * of[2]
+    return View(name, p.dtype_of("w"), shape, (of[0], inside, of[2], 0, of[1], _step(p)))
+
+
+def _step(p: Problem) -> int:
+    """The distance of a tap from the next one."""
+    return next((step for size, step in zip(reversed(p.w), reversed(p.w_strides[3:]), strict=True) if size > 1), 0)

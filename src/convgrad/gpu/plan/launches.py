@@ -66,6 +66,7 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("part_stride", p.size(p.wanted) if split else 0),
     )
     constants: Constants = (
+        ("RANK", p.rank),
         *over.constants,
         ("A_UNIT", unit(strides(p, given))),
         ("W_UNIT", unit(w_strides)),
@@ -106,6 +107,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("part_stride", p.size("w") if split else 0),
     )
     constants: Constants = (
+        ("RANK", p.rank),
         ("KERNEL", axes.w),
         ("STRIDE", axes.stride),
         ("DILATION", axes.dilation),
@@ -117,7 +119,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     )
     if best.kernel == "weights":
         inside = is_inside(p)
-        over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
+        over = axes.x == axes.y and axes.stride == (1, 1, 1)
         constants += (
             ("DEPTH", best.tile[2]),
             ("FLAT", best.flat),

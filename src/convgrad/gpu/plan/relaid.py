@@ -17,7 +17,7 @@ from . import choose, registry
 from .axes import strides, three
 from .copies import View, copy
 from .cost import copy_seconds
-from .records import Launch, Plan
+from .records import Launch, Plan, free_name
 
 PIECE = 16  # bytes: channels of a tensor that is copied fill so many, and again so many
 SIDE_BY_SIDE = "channels are side by side"
@@ -106,7 +106,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     inner = registry.make_plan(way.inner, target, precision)
     if isinstance(inner, str):
         return None
-    names = {role: f"{role}, channels last" for role in way.bytes}
+    names = {role: free_name(f"{role}, channels last", inner.areas) for role in way.bytes}
     before = [_copy(p, way.inner, role, (role, names[role])) for role in way.bytes if role != p.wanted]
     after = [_copy(way.inner, p, role, (names[role], role)) for role in way.bytes if role == p.wanted]
     launches = (*before, *(launch.moved(names) for launch in inner.launches), *after)
