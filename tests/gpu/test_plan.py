@@ -143,6 +143,8 @@ def test_copies_stand_around_what_another_level_makes():
     last = registry.make_plan(Problem.parse(f"{line} x@nxc y@nxc w@xio"), target)
     assert last.level == "portable"
     assert "not copies: channels are side by side" in last.why
+    weights = registry.make_plan(Problem.parse(f"{line} x@nxc y@nxc"), target)
+    assert [name for name, _ in weights.areas] == ["w, channels last"], "weights whose taps are side by side"
     aligned = registry.make_plan(problem, target, aligned=False)
     assert aligned.level == "portable", "copies are for tensors that begin at multiples of 16 bytes"
 

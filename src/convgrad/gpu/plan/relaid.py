@@ -68,7 +68,7 @@ def _way(p: Problem, padded: bool) -> Way | None:
         return None
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
     moved = [role for role in ("x", "w", "y") if changed[role] or _is_worth(p, role)]
-    if not any(role in moved for role in ("x", "y")):
+    if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved
     biased = p.bias_stride is not None and p.wanted in moved and (accumulates or changed[p.wanted])
@@ -84,7 +84,7 @@ def _way(p: Problem, padded: bool) -> Way | None:
 def _is_worth(p: Problem, role: Role) -> bool:
     """Whether a tensor is copied for where its channels are."""
     if role == "w":  # what is written to it is little
-        return p.wanted != "w" and not any(p.w_strides[axis] == 1 for axis in (1, 2))
+        return p.wanted != "w" and p.cx * p.cy > 1 and not any(p.w_strides[axis] == 1 for axis in (1, 2))
     channels = p.g * (p.cx if role == "x" else p.cy)
     return channels > 1 and p.strides(role)[2 if p.g == 1 or p.shape(role)[2] > 1 else 1] != 1
 
