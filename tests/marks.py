@@ -14,8 +14,8 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     return [value if value in quick else _slow(value) for value in values]
 
 
-def dealt(values: Iterable[Any], always: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Every value with what it always meets, and with two of the others, which are dealt out in turn and slow."""
+def in_turn(values: Iterable[Any], always: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Every value with what it always meets, and with two of the others, which are in_turn out in turn and slow."""
     pairs: list[Any] = []
     for i, value in enumerate(values):
         pairs += [(value, *partner) for partner in always]

@@ -17,7 +17,7 @@ from convgrad.cpu.plan import registry
 from convgrad.cpu.target import Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
-from marks import dealt, slow_but
+from marks import in_turn, slow_but
 
 from .problems import numbered, targets
 
@@ -127,7 +127,7 @@ def bound(tensors: Tensors) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "target"), dealt(NAMED, [("native",)], [("avx2",), ("baseline",), ("vector of 3 in small caches",)])
+    ("name", "target"), in_turn(NAMED, [("native",)], [("avx2",), ("baseline",), ("vector of 3 in small caches",)])
 )
 def test_error(name: str, target: str) -> None:
     if target not in TARGETS:
@@ -190,7 +190,7 @@ def test_same_bits_in_a_crowd() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "target", "dtype"),
-    dealt(
+    in_turn(
         ["", "x@nxc y@nxc"],
         [("native", "bf16"), ("native", "f16")],
         [(target, dtype) for dtype in ("bf16", "f16") for target in ("avx2", "vector of 3")],
@@ -238,7 +238,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "target", "dtype"), dealt(WINDOWS, PAIRED, ALSO_PAIRED))
+@pytest.mark.parametrize(("text", "target", "dtype"), in_turn(WINDOWS, PAIRED, ALSO_PAIRED))
 def test_infinities_spoil_the_weights_that_they_meet(text: str, target: str, dtype: str) -> None:
     """A weight is infinite or NaN where its own products are, and nowhere else: pixels that it does not meet are no
     zeros to be multiplied.
@@ -261,7 +261,7 @@ SUMS = [
 
 @pytest.mark.parametrize(
     ("text", "target", "dtype"),
-    dealt([f"{text} {layout}" for layout in ("", "x@nxc y@nxc w@xio") for text in SUMS], PAIRED, ALSO_PAIRED),
+    in_turn([f"{text} {layout}" for layout in ("", "x@nxc y@nxc w@xio") for text in SUMS], PAIRED, ALSO_PAIRED),
 )
 def test_infinite_data_spoil_the_results_that_they_meet(text: str, target: str, dtype: str) -> None:
     """The same of data, with finite weights: odd numbers of channels are not made even with what becomes NaN."""
