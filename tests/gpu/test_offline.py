@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import choose
-from convgrad.gpu.target import KNOWN, of_kind
+from convgrad.gpu.plan.records import Descriptor, Launch
+from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -75,7 +77,7 @@ def spills(kernel) -> int:
 @pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(QUICK, CHOSEN))
 def test_plans_compile(name, wanted, dtype, kind):
     target = of_kind(kind)
-    plan = choose.make(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
+    plan = choose.plan(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
     assert plan.launches
     for launch in plan.launches:
         kernel = compiler.build(launch, target, aligned=True)
@@ -86,10 +88,27 @@ def test_plans_compile(name, wanted, dtype, kind):
             assert "mma" in kernel.asm["ptx"], "tensor cores"
 
 
+@pytest.mark.parametrize("wanted", ["x", "w"])
+def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
+    """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
+    target = of_kind("sm_90")
+    problem = Problem.parse(LAYERS["large"].format(wanted, "bf16"))
+    ways = [way for way in choose.candidates(problem, target) if way.tile in ((128, 128, 64), (128, 256, 64))]
+    assert len({way.tile for way in ways}) == 2
+    for way in {way.tile: way for way in ways}.values():
+        kernel = compiler.build(choose.settle(problem, target, way).launches[0], target, aligned=True)
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        (tmp_path / "code.ptx").write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(tool), "-v", "--gpu-name=sm_90a", "code.ptx", "-o", "code.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
+        assert "Used" in told, "verbose"
+        assert "Performance Loss" not in told, way
+
+
 def test_neighbours_are_loaded_together():
     """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
     (launch,) = plan.launches
     aligned, anywhere = (compiler.build(launch, target, aligned=way).asm["ptx"] for way in (True, False))
     pieces = re.compile(r"cp\.async\.cg\.shared\.global [^;]*0x10, ")
@@ -97,18 +116,55 @@ def test_neighbours_are_loaded_together():
     assert not pieces.search(anywhere)
 
 
+@pytest.mark.parametrize("name", ["gather", "lanes"])
+def test_a_phase_without_taps_divides_by_nothing(name):
+    """What a loop loads first is computed before it is known whether it runs at all, so nothing may divide by no taps:
+    the compiler would conclude that there are some, and drop the question. What is left are divisions of programs.
+    """
+    target = of_kind("sm_90")
+    channels = "g1 cx64 cy64" if name == "gather" else "g64 cx1 cy1"
+    problem = Problem.parse(f"x bf16 n2 {channels} x64x64 w1x1 y32x32 s2x2 d1x1 p0x0 {NXC}")
+    (launch,) = choose.plan(problem, target).launches
+    assert launch.kernel == name
+    code = compiler.build(launch, target, aligned=True).asm["llir"]
+    assert not re.search(r"\b(udiv|urem)\b", code), "taps are what is known not to be negative"
+
+
+def test_results_are_stored_together():
+    """16 bytes at a time, by kernels of sums in parts as well."""
+    target = of_kind("sm_90")
+    for wanted in "xyw":
+        plan = choose.plan(Problem.parse(LAYERS["dense"].format(wanted, "bf16")), target)
+        for launch in plan.launches[:1]:
+            code = compiler.build(launch, target, aligned=True).asm["ptx"]
+            assert set(re.findall(r"st\.global\.(\S+)", code)) == {"v4.b32"}
+
+
 @pytest.mark.parametrize("precision", slow_but(["tf32x3"], ["ieee", "tf32x3"]))
 def test_precisions_compile(precision):
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
     assert plan.precision == precision
     assert ("mma" in compiler.build(plan.launches[0], target, True).asm["ptx"]) == (precision != "ieee")
 
 
-def test_every_kernel_is_known():
-    kernels = {launch for name in compiler.MODULES for launch in [compiler.function(name).__name__]}
-    assert kernels == set(compiler.MODULES)
-    assert {f"sm_{kind[3:]}" for kind in KINDS} <= set(KNOWN)
+@pytest.mark.parametrize("swizzle", [128, 64])
+def test_kernels_in_gluon_compile(monkeypatch, swizzle):
+    """Descriptors become tensor maps, which the compiler tells how to encode; code for Hopper uses its copy engine."""
+    import copying
+
+    monkeypatch.setattr(compiler, "function", lambda launch: copying.copying)
+    wide = Descriptor("x", "bf16", (16, 256), (256, 1), (16, 64), swizzle)
+    launch = Launch(
+        "copying", 4, (("notes", "f32"),), (("columns", 256),), (("BLOCK", 16),), 4, 1,
+        descriptors=(wide, replace(wide, tensor="y", offset=64)), registers=64,
+    )  # fmt: skip
+    kernel = compiler.build(launch, of_kind("sm_90"), aligned=True)
+    first, second = kernel.metadata.tensordesc_meta
+    assert first == second
+    assert (first["elem_size"], first["block_size"]) == (2, [16, swizzle // 2])
+    assert "cp.async.bulk.tensor.2d.shared" in kernel.asm["ptx"]
+    assert ".maxnreg 64" in kernel.asm["ptx"]
 
 
 def main() -> int:
