@@ -1,0 +1,564 @@
+"""y and x as matrix products by warps with roles: one asks the copy engine for blocks, two groups of four multiply.
+
+A tile of results is a box of positions of some images, by columns, which are channels. Its sum goes over taps and
+channels. For each tap and block of channels, the box of the input that the tap reads is brought to shared memory;
+where it leaves the tensor, zeros arrive. So padding is never looked at, and no address is computed.
+
+Rows lie outermost in a box. With a halo, the box of the input has more rows than the tile, and ROWS taps read it, each
+from its own row on. Taps that bring padding alone to a tile are left out.
+
+A view is what one remainder of positions by the stride sees: of the input for y, whose sum goes over all of them, and
+of the results for x, whose tiles have one each. Results q read input q + FIRST + OSTEP*j by the tap TAP + KSTEP*j, for
+all j below TAPS: see `plan.hopper.views`.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+# Where a view has its entries; from PHASE on, there is one for each axis.
+SOURCE = gl.constexpr(0)  # which descriptor
+CHANNEL = gl.constexpr(1)  # where its channels begin
+PHASE = gl.constexpr(2)  # the first result, of x
+TAP = gl.constexpr(5)
+TAPS = gl.constexpr(8)
+FIRST = gl.constexpr(11)
+
+
+@gluon.constexpr_function
+def part_of(views, at, loops):
+    """The views that a tile chooses from: all, or only the one whose turn it is."""
+    return views if loops == 1 else (views[at],)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers in shared memory, complete when so many have arrived."""
+    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(found.index(i), count=ARRIVALS)
+    return found
+
+
+@gluon.jit
+def says(VIEWS: gl.constexpr, PLACE: gl.constexpr, view):
+    """What a view says; its number may be known at run time only."""
+    found = gl.to_tensor(VIEWS[0][PLACE])
+    for i in gl.static_range(1, len(VIEWS)):
+        found = gl.where(view == i, VIEWS[i][PLACE], found)
+    return found
+
+
+@gluon.jit
+def tile_of(number, tiles, BOX: gl.constexpr):
+    """The column tile, the first position on each axis (planes, rows, columns of pixels), the first image, the view."""
+    column = number % tiles[0]
+    t = number // tiles[0]
+    p2 = (t % tiles[1]) * BOX[3]
+    t = t // tiles[1]
+    p1 = (t % tiles[2]) * BOX[0]
+    t = t // tiles[2]
+    p0 = (t % tiles[3]) * BOX[1]
+    t = t // tiles[3]
+    n = (t % tiles[4]) * BOX[2]
+    return column, p0, p1, p2, n, t // tiles[4]
+
+
+@gluon.jit
+def alive(at, taps, size, count, STEP: gl.constexpr):
+    """The taps of an axis by which any of `count` positions from `at` on, moved by STEP for each tap, lies inside.
+
+    Divisions are of numbers that are not negative.
+    """
+    if STEP > 0:
+        low = (gl.maximum(1 - at - count, 0) + (STEP - 1)) // STEP
+        high = (gl.maximum(size - at, 0) + (STEP - 1)) // STEP
+    else:
+        low = gl.maximum(at - size - STEP, 0) // -STEP
+        high = gl.maximum(at + count - 1 - STEP, 0) // -STEP
+    high = gl.minimum(high, taps)
+    return gl.minimum(low, high), high
+
+
+@gluon.jit
+def reach(at, VIEWS: gl.constexpr, view, sizes, steps, AXIS: gl.constexpr, EXTENT: gl.constexpr, OSTEP: gl.constexpr):
+    """The taps of an axis that a box from `at` on needs."""
+    count = gl.minimum(steps[AXIS] - at, EXTENT)
+    first = says(VIEWS, FIRST + AXIS, view)
+    return alive(at + first, says(VIEWS, TAPS + AXIS, view), sizes[AXIS], count, OSTEP[AXIS])
+
+
+@gluon.jit
+def ranges(
+    place,
+    VIEWS: gl.constexpr,
+    sizes,
+    steps,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    RESIDENT: gl.constexpr,
+):
+    """The taps that a tile needs, on each axis; along rows, those that read one box count as one."""
+    view = place[5]
+    if RESIDENT:
+        # Weights lie in the order of use, which is one for all tiles.
+        low0, low1, low2 = 0, 0, 0
+        high0 = says(VIEWS, TAPS, view)
+        high1 = says(VIEWS, TAPS + 1, view)
+        high2 = says(VIEWS, TAPS + 2, view)
+    else:
+        low0, high0 = reach(place[1], VIEWS, view, sizes, steps, 0, BOX[1], OSTEP)
+        low1, high1 = reach(place[2], VIEWS, view, sizes, steps, 1, BOX[0], OSTEP)
+        low2, high2 = reach(place[3], VIEWS, view, sizes, steps, 2, BOX[3], OSTEP)
+    if ROWS > 1:
+        low1, high1 = 0, says(VIEWS, TAPS + 1, view) // ROWS
+    return low0, high0, low1, high1, low2, high2
+
+
+@gluon.jit
+def source(inputs, VIEWS: gl.constexpr):
+    """The descriptor that a view reads; those that choose from many all read one."""
+    a0, a1, a2, a3, a4, a5, a6, a7 = inputs
+    if VIEWS[0][SOURCE] == 0:
+        return a0
+    elif VIEWS[0][SOURCE] == 1:
+        return a1
+    elif VIEWS[0][SOURCE] == 2:
+        return a2
+    elif VIEWS[0][SOURCE] == 3:
+        return a3
+    elif VIEWS[0][SOURCE] == 4:
+        return a4
+    elif VIEWS[0][SOURCE] == 5:
+        return a5
+    elif VIEWS[0][SOURCE] == 6:
+        return a6
+    else:
+        return a7
+
+
+@gluon.jit
+def count_of(
+    place,
+    VIEWS: gl.constexpr,
+    sizes,
+    steps,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    RESIDENT: gl.constexpr,
+):
+    """How many boxes of the input a tile reads of each block of channels."""
+    low0, high0, low1, high1, low2, high2 = ranges(place, VIEWS, sizes, steps, OSTEP, BOX, ROWS, RESIDENT)
+    return (high0 - low0) * (high1 - low1) * (high2 - low2)
+
+
+@gluon.jit
+def load_view(
+    ia,
+    ib,
+    number,
+    place,
+    inputs,
+    halo,
+    weights,
+    shared,
+    sizes,
+    steps,
+    numbers,
+    VIEWS: gl.constexpr,
+    TAP_STEPS: gl.constexpr,
+    KSTEP: gl.constexpr,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    MORE: gl.constexpr,
+    DEPTH: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Ask for what a tile reads of one view. `ia` and `ib` count boxes and blocks of weights."""
+    a_room, b_room, a_free, a_full, b_free, b_full = shared
+    blocks, subtiles, window = numbers
+    dtype: gl.constexpr = halo.dtype
+    ITEM: gl.constexpr = dtype.primitive_bitwidth // 8
+    A_STAGES: gl.constexpr = a_free.shape[0]
+    B_STAGES: gl.constexpr = b_full.shape[0]
+    ROW: gl.constexpr = BOX[1] * BOX[2] * BOX[3]
+    UNITS: gl.constexpr = (BOX[0] + MORE) * ROW // 8
+    BACK: gl.constexpr = (ROWS - 1) * OSTEP[1] if OSTEP[1] < 0 else 0
+    view = place[5]
+    low0, high0, low1, high1, low2, high2 = ranges(place, VIEWS, sizes, steps, OSTEP, BOX, ROWS, RESIDENT)
+    q0 = place[1] + says(VIEWS, FIRST, view)
+    q1 = place[2] + says(VIEWS, FIRST + 1, view) + BACK
+    q2 = place[3] + says(VIEWS, FIRST + 2, view)
+    tap0 = says(VIEWS, TAP, view)
+    tap1 = says(VIEWS, TAP + 1, view)
+    tap2 = says(VIEWS, TAP + 2, view)
+    column = place[0] * COLUMNS
+    c = VIEWS[0][CHANNEL] + (place[0] // subtiles) * window // 8 * 8
+    a = source(inputs, VIEWS)
+    for k0 in range(low0, high0):
+        r0 = q0 + k0 * OSTEP[0]
+        for k1 in range(low1, high1):
+            r1 = q1 + k1 * (ROWS * OSTEP[1])
+            for block in range(0, blocks):
+                depth = block * DEPTH
+                for k2 in range(low2, high2):
+                    r2 = q2 + k2 * OSTEP[2]
+                    stage = ia % A_STAGES
+                    mbarrier.wait(a_free.index(stage), ((ia // A_STAGES) & 1) ^ 1)
+                    full = a_full.index(stage)
+                    mbarrier.expect(full, (BOX[0] + MORE) * ROW * DEPTH * ITEM)
+                    to = a_room.index(stage * UNITS)._reinterpret(dtype, a.block_shape, a.layout)
+                    tma.async_copy_global_to_shared(a, [r1, r0, place[4], r2, c + depth], full, to)
+                    if MORE > 0:
+                        to_more = a_room.index(stage * UNITS + BOX[0] * ROW // 8)
+                        to_more = to_more._reinterpret(dtype, halo.block_shape, halo.layout)
+                        place_more = [r1 + BOX[0], r0, place[4], r2, c + depth]
+                        tma.async_copy_global_to_shared(halo, place_more, full, to_more)
+                    ia += 1
+                    tap = (tap0 + k0 * KSTEP[0]) * TAP_STEPS[0] + (tap1 + k1 * (ROWS * KSTEP[1])) * TAP_STEPS[1]
+                    tap += (tap2 + k2 * KSTEP[2]) * TAP_STEPS[2]
+                    for r in gl.static_range(ROWS):
+                        slot = ib % B_STAGES
+                        wanted = number < PROGRAMS if RESIDENT else True
+                        if not RESIDENT:
+                            mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
+                        there = b_full.index(slot)
+                        mbarrier.expect(there, DEPTH * COLUMNS * ITEM, pred=wanted)
+                        into = b_room.index(slot)._reinterpret(dtype, weights.block_shape, weights.layout)
+                        t = tap + r * KSTEP[1] * TAP_STEPS[1]
+                        if ACROSS:
+                            tma.async_copy_global_to_shared(weights, [depth, t, column], there, into, pred=wanted)
+                        else:
+                            tma.async_copy_global_to_shared(weights, [column, t, depth], there, into, pred=wanted)
+                        ib += 1
+    return ia, ib
+
+
+@gluon.jit
+def load(
+    inputs,
+    halo,
+    weights,
+    shared,
+    tiles,
+    sizes,
+    steps,
+    total,
+    numbers,
+    VIEWS: gl.constexpr,
+    LOOPS: gl.constexpr,
+    TAP_STEPS: gl.constexpr,
+    KSTEP: gl.constexpr,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    MORE: gl.constexpr,
+    DEPTH: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Ask the copy engine for all boxes and weights, as early as there is room for them."""
+    ia = 0
+    ib = 0
+    for number in range(gl.program_id(0), total, PROGRAMS):
+        place = tile_of(number, tiles, BOX)
+        if RESIDENT:
+            ib = 0
+        for at in gl.static_range(LOOPS):
+            ia, ib = load_view(
+                ia, ib, number, place, inputs, halo, weights, shared, sizes, steps, numbers, part_of(VIEWS, at, LOOPS),
+                TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
+            )  # fmt: skip
+
+
+@gluon.jit
+def multiply(
+    GROUP: gl.constexpr,
+    result,
+    out,
+    bias,
+    shared,
+    staging,
+    tiles,
+    sizes,
+    steps,
+    numbers,
+    out_strides,
+    ends,
+    VIEWS: gl.constexpr,
+    LOOPS: gl.constexpr,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    MORE: gl.constexpr,
+    DEPTH: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+    STORE: gl.constexpr,
+    STRIDE: gl.constexpr,
+    INNER: gl.constexpr,
+    UNIT: gl.constexpr,
+    BIAS: gl.constexpr,
+    ACCUMULATE: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Take the sums of one half of the rows of every tile, and store them."""
+    a_room, b_room, a_free, a_full, b_free, b_full = shared
+    total, blocks, subtiles, share_made, made, images, bias_stride = numbers
+    dtype: gl.constexpr = a_room.dtype
+    BITS: gl.constexpr = dtype.primitive_bitwidth
+    A_STAGES: gl.constexpr = a_free.shape[0]
+    B_STAGES: gl.constexpr = b_full.shape[0]
+    ROW: gl.constexpr = BOX[1] * BOX[2] * BOX[3]
+    UNITS: gl.constexpr = (BOX[0] + MORE) * ROW // 8
+    HALF: gl.constexpr = BOX[0] * ROW // 2
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // BITS])
+    ia = 0
+    ib = 0
+    for number in range(gl.program_id(0), total, PROGRAMS):
+        place = tile_of(number, tiles, BOX)
+        acc = gl.zeros([HALF, COLUMNS], gl.float32, LAYOUT)
+        count = gl.to_tensor(0)
+        for at in gl.static_range(LOOPS):
+            count += count_of(place, part_of(VIEWS, at, LOOPS), sizes, steps, OSTEP, BOX, ROWS, RESIDENT)
+        count = count * blocks
+        if RESIDENT:
+            ib = 0
+        before = ib
+        for i in range(0, count):
+            stage = ia % A_STAGES
+            mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
+            for r in gl.static_range(ROWS):
+                slot = ib % B_STAGES
+                mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
+                shift = r * OSTEP[1] if OSTEP[1] > 0 else (r + 1 - ROWS) * OSTEP[1]
+                left = a_room.index(stage * UNITS + (shift * ROW + GROUP * HALF) // 8)
+                left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
+                right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
+                acc = warpgroup_mma(left, right, acc, is_async=True)
+                # The product before this one is complete: what it read may be overwritten.
+                acc = warpgroup_mma_wait(1, [acc])
+                if not RESIDENT:
+                    mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > before)
+                if r == 0:
+                    mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=i > 0)
+                ib += 1
+            ia += 1
+        acc = warpgroup_mma_wait(0, [acc])
+        if not RESIDENT:
+            mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=count > 0)
+        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=count > 0)
+        # The channels of this tile: of all groups that it has, if there are several.
+        base = (place[0] // subtiles) * share_made
+        within = (place[0] % subtiles) * COLUMNS
+        if BIAS:
+            j = within + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+            has = (j < share_made) & (base + j < made)
+            channel = j % INNER if INNER > 0 else base + j
+            given = gl.load(bias + channel * bias_stride, mask=has, other=0.0)
+            acc += given.to(gl.float32)[None, :]
+        if STORE == "copy":
+            # What this group stored before has left shared memory.
+            tma.store_wait(0)
+            room = staging.index(GROUP)
+            room.store(acc.to(result.dtype))
+            fence_async_shared()
+            block: gl.constexpr = result.block_shape
+            row = place[2] + GROUP * (BOX[0] - block[0])
+            plane = place[1] + GROUP * (BOX[1] - block[1])
+            image = place[4] + GROUP * (BOX[2] - block[2])
+            pixel = place[3] + GROUP * (BOX[3] - block[3])
+            room = room._reinterpret(result.dtype, block, result.layout)
+            tma.async_copy_shared_to_global(result, [row, plane, image, pixel, base + within], room)
+        elif STORE == "rows":
+            WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
+            room = staging.index(GROUP)
+            room.store(acc.to(out.dtype.element_ty))
+            write(
+                room.load(WIDE), out, place, base, within, share_made, made, images, steps, out_strides, ends,
+                GROUP, VIEWS, BOX, STRIDE, INNER, UNIT, False, WIDE,
+            )  # fmt: skip
+        else:
+            write(
+                acc, out, place, base, within, share_made, made, images, steps, out_strides, ends,
+                GROUP, VIEWS, BOX, STRIDE, INNER, UNIT, ACCUMULATE, LAYOUT,
+            )  # fmt: skip
+    if STORE == "copy":
+        tma.store_wait(0)
+
+
+@gluon.jit
+def write(
+    values,
+    out,
+    place,
+    base,
+    within,
+    share_made,
+    made,
+    images,
+    steps,
+    out_strides,
+    ends,
+    GROUP: gl.constexpr,
+    VIEWS: gl.constexpr,
+    BOX: gl.constexpr,
+    STRIDE: gl.constexpr,
+    INNER: gl.constexpr,
+    UNIT: gl.constexpr,
+    ACCUMULATE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Store results element by element, wherever they lie.
+
+    INNER is 0, or how many channels there are of every position within a stride: then columns go over these positions.
+    """
+    HALF: gl.constexpr = values.shape[0]
+    COLUMNS: gl.constexpr = values.shape[1]
+    m = GROUP * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT))
+    j = within + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    view = place[5]
+    t2 = place[3] + m % BOX[3]
+    n = place[4] + m // BOX[3] % BOX[2]
+    t0 = place[1] + m // (BOX[3] * BOX[2]) % BOX[1]
+    t1 = place[2] + m // (BOX[3] * BOX[2] * BOX[1])
+    p0 = t0 * STRIDE[0] + says(VIEWS, PHASE, view)
+    p1 = t1 * STRIDE[1] + says(VIEWS, PHASE + 1, view)
+    p2 = t2 * STRIDE[2] + says(VIEWS, PHASE + 2, view)
+    has = (n < images) & (t0 < steps[0]) & (t1 < steps[1]) & (t2 < steps[2])
+    has = has & (p0 < ends[0]) & (p1 < ends[1]) & (p2 < ends[2])
+    rows = n * out_strides[0] + p0 * out_strides[2] + p1 * out_strides[3] + p2 * out_strides[4]
+    if INNER > 0:
+        i2 = j // INNER % STRIDE[2]
+        i1 = j // (INNER * STRIDE[2]) % STRIDE[1]
+        i0 = j // (INNER * STRIDE[2] * STRIDE[1])
+        columns = j % INNER if UNIT else j % INNER * out_strides[1]
+        columns = columns + i0 * out_strides[2] + i1 * out_strides[3] + i2 * out_strides[4]
+        mask = has[:, None] & (j < made)[None, :]
+        mask = mask & (p0[:, None] + i0[None, :] < ends[0])
+        mask = mask & (p1[:, None] + i1[None, :] < ends[1])
+        mask = mask & (p2[:, None] + i2[None, :] < ends[2])
+    else:
+        columns = base + j if UNIT else (base + j) * out_strides[1]
+        mask = has[:, None] & ((j < share_made) & (base + j < made))[None, :]
+    to = out + rows[:, None] + columns[None, :]
+    if ACCUMULATE:
+        values += gl.load(to, mask=mask, other=0.0).to(gl.float32)
+    gl.store(to, values.to(out.dtype.element_ty), mask=mask)
+
+
+@gluon.jit
+def gather(
+    a0,  # the input, by (row, plane, image, pixel, channel), as each phase of the stride sees it
+    a1,
+    a2,
+    a3,
+    a4,
+    a5,
+    a6,
+    a7,
+    halo,  # the same with as many rows as a box has besides those of the tile
+    weights,  # (channel, tap, channel)
+    result,  # (row, plane, image, pixel, channel)
+    out,
+    bias,
+    tiles,  # of channels, pixels, rows, planes and images
+    sizes,  # of the input: planes, rows, pixels
+    steps,  # of the results
+    ends,  # of the results: their positions, where there are several phases
+    out_strides,  # image, channel, plane, row, pixel
+    total,
+    blocks,  # of channels, of a sum
+    subtiles,  # of columns, that share their groups
+    window,  # channels of the input that they read
+    share_made,  # channels that they make
+    made,
+    images,
+    bias_stride,
+    VIEWS: gl.constexpr,
+    LOOPS: gl.constexpr,
+    TAP_STEPS: gl.constexpr,
+    KSTEP: gl.constexpr,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,  # rows, planes, images, pixels
+    ROWS: gl.constexpr,
+    MORE: gl.constexpr,
+    DEPTH: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    A_STAGES: gl.constexpr,
+    B_STAGES: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+    STORE: gl.constexpr,
+    STRIDE: gl.constexpr,
+    INNER: gl.constexpr,
+    UNIT: gl.constexpr,
+    BIAS: gl.constexpr,
+    ACCUMULATE: gl.constexpr,
+    PROGRAMS: gl.constexpr,
+):
+    """Every program takes every PROGRAMS-th tile.
+
+    Assumes: a row of the box is a multiple of eight pixels if ROWS > 1, and the box has 128 pixels or more; with
+    RESIDENT, all weights of a column tile fit in B_STAGES, and PROGRAMS is a multiple of the column tiles.
+    """
+    dtype: gl.constexpr = a0.dtype
+    BITS: gl.constexpr = dtype.primitive_bitwidth
+    PIXELS: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
+    UNITS: gl.constexpr = (BOX[0] + MORE) * BOX[1] * BOX[2] * BOX[3] // 8
+    A_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2)
+    B_SHAPE: gl.constexpr = [B_STAGES, DEPTH, COLUMNS] if ACROSS else [B_STAGES, COLUMNS, DEPTH]
+    B_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(weights.layout.swizzle_byte_width, BITS, 2)
+    a_room = gl.allocate_shared_memory(dtype, [A_STAGES * UNITS, 8, DEPTH], A_LAYOUT)
+    b_room = gl.allocate_shared_memory(dtype, B_SHAPE, B_LAYOUT)
+    if STORE == "plain":
+        staging = a_room
+    else:
+        C_TYPE: gl.constexpr = out.dtype.element_ty
+        C_BITS: gl.constexpr = C_TYPE.primitive_bitwidth
+        C_SWIZZLE: gl.constexpr = min(COLUMNS * C_BITS // 8, 128)
+        C_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(C_SWIZZLE, C_BITS, 2)
+        staging = gl.allocate_shared_memory(C_TYPE, [2, PIXELS // 2, COLUMNS], C_LAYOUT)
+    a_free = barriers(A_STAGES, 2)
+    a_full = barriers(A_STAGES, 1)
+    b_free = barriers(B_STAGES, 2)
+    b_full = barriers(B_STAGES, 1)
+    fence_async_shared()
+    shared = (a_room, b_room, a_free, a_full, b_free, b_full)
+    numbers = (total, blocks, subtiles, share_made, made, images, bias_stride)
+    gl.warp_specialize(
+        [
+            (multiply, (
+                0, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
+                VIEWS, LOOPS, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE, INNER, UNIT,
+                BIAS, ACCUMULATE, PROGRAMS,
+            )),
+            (multiply, (
+                1, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
+                VIEWS, LOOPS, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE, INNER, UNIT,
+                BIAS, ACCUMULATE, PROGRAMS,
+            )),
+            (load, (
+                (a0, a1, a2, a3, a4, a5, a6, a7), halo, weights, shared, tiles, sizes, steps, total,
+                (blocks, subtiles, window),
+                VIEWS, LOOPS, TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
+            )),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What a gather of Hopper's is expected to take."""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+
+from ....dtypes import DTYPES
+from ....spec.problem import Problem
+from ...target import Target
+from .boxes import Box, Shape
+from .views import View, live_taps
+from .ways import Way
+
+LAUNCH = 3e-6  # seconds that a launch takes by itself
+MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
+CACHE_BYTES = 48  # that a multiprocessor gets from the second cache in a cycle
+BANDWIDTH_SHARE = 0.8
+OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
+STEP = 24  # cycles of a block of the sum besides its products
+SPREAD = 0.006  # of a block, for each doubling of the images that it comes from
+THIN = 1.04  # of a block, where few are on their way
+TILE = 700  # cycles of a tile besides its sum
+START = 2000  # cycles of a program besides its tiles
+EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
+
+
+def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> float:
+    """The time that a candidate is expected to take: of the program with most to do, or of memory."""
+    item = DTYPES[p.dtype].size
+    blocks = ceil(way.window(p) / shape.depth)
+    # Products are as long as the matrix units take, or as shared memory takes to feed them: by rows of 64.
+    narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
+    products = box.rows * narrow * 4096 / target.matrix / MATRIX_SHARE
+    loads = box.reads * shape.depth * item + (0 if box.resident else box.rows * shape.depth * shape.columns * item)
+    copies = loads / CACHE_BYTES
+    # Few blocks in flight wait for memory now and then.
+    thin = THIN if not box.resident and box.b_stages < 4 else 1.0
+    block = (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
+    tile = TILE + shape.results * DTYPES[p.out_dtype].size / 96
+    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (blocks * block, tile))
+    return max(cycles / (target.clock * 1e9), p.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH
+
+
+def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[float, float]) -> float:
+    """The cycles of the program with most to do. `costs`: of a box of the input, of a tile."""
+    outer = way.column_tiles(p, shape.columns) * ceil(p.n / box.size[2])
+    live = [_live(way, view, box) for view in way.views]
+    places = prod(len(axis) for axis in live[0])
+    tiles = outer * places * (len(way.views) // way.loops)
+    sums = [prod(sum(axis) for axis in axes) for axes in live]
+    if tiles > EXACT * programs or len(way.views) > way.loops:
+        uneven = ceil(tiles / programs) * programs / tiles if len(way.views) == way.loops else 1.0
+        last = 0.0 if uneven > 1.0 else max(sums) / places * costs[0] / 2
+        return (sum(sums) * outer * costs[0] + tiles * costs[1]) / programs * uneven + last
+    columns = way.column_tiles(p, shape.columns)
+    boxes_of = [0] * places
+    for planes, rows, pixels in live:
+        counts = [a * b * c for a in planes for b in rows for c in pixels]
+        boxes_of = [so_far + more for so_far, more in zip(boxes_of, counts, strict=True)]
+    busy = [0.0] * programs
+    for number in range(tiles):
+        busy[number % programs] += boxes_of[number // columns % places] * costs[0] + costs[1]
+    return max(busy)
+
+
+def _live(way: Way, view: View, box: Box) -> list[list[int]]:
+    """On each axis, the boxes of the input that each box of results reads."""
+    found = []
+    for axis, extent in ((0, box.size[1]), (1, box.size[0]), (2, box.size[3])):
+        starts = range(0, way.steps[axis], extent)
+        if axis == 1 and box.rows > 1:
+            found.append([view.taps[1] // box.rows] * len(starts))
+        elif box.resident:
+            found.append([view.taps[axis]] * len(starts))
+        else:
+            reads = (view.taps[axis], view.first[axis], way.steps[axis])
+            found.append([live_taps(at, extent, reads, way.step[axis], way.sizes[axis]) for at in starts])
+    return found

@@ -1,0 +1,67 @@
+"""The level of Hopper's gathers: y and x where channels lie side by side, as boxes that the copy engine brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil, prod
+
+from ....dtypes import DTYPES
+from ....spec.problem import Problem
+from ...target import Target
+from ..axes import is_wide
+from ..records import Plan
+from .boxes import boxes, shapes, staged
+from .cost import seconds
+from .launches import Candidate, settle
+from .tensors import seen
+from .views import space
+from .ways import Way, ways
+
+SPARE = 2048  # bytes of shared memory for barriers
+
+
+def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
+    """The plan for a problem, or why this level does not serve it."""
+    if reason := refusal(p, precision):
+        return reason
+    s = space(p)
+    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    if isinstance(given, str):
+        return given
+    found = [candidate for way in ways(p, s) for candidate in candidates(p, way, target)]
+    if not found:
+        return "the stride has too many phases"
+    return settle(p, s, min(found, key=lambda candidate: candidate.seconds), target)
+
+
+def refusal(p: Problem, precision: str) -> str:
+    """What this level does not compute."""
+    reasons = {
+        "it makes y and x": p.wanted == "w",
+        "no product reaches the result": not p.flops,
+        "f32 is taken as tf32 alone": p.dtype == "f32" and precision != "tf32",
+        "matrix units of f64 take no part": p.dtype == "f64",
+        "offsets take 64 bits": is_wide(p),
+        "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
+    """Boxes and shapes for a way, each with its time."""
+    summed = way.window(p)
+    item = DTYPES[p.dtype].size
+    for shape in shapes(item, way.columns, summed):
+        room = target.shared - SPARE - shape.results * 2
+        blocks = ceil(summed / shape.depth)
+        for box in boxes(shape, way.steps, p.n, way.rows):
+            uses = prod(way.views[0].taps) * blocks if len(way.views) == 1 else 0
+            tiles = (
+                way.column_tiles(p, shape.columns),
+                *(ceil(way.steps[axis] / box.size[at]) for axis, at in ((2, 3), (1, 0), (0, 1))),
+                ceil(p.n / box.size[2]),
+                len(way.views) // way.loops,
+            )
+            for fitted in staged(box, shape, item, room, uses):
+                if not fitted.resident or tiles[0] <= target.multiprocessors:
+                    yield Candidate(seconds(p, way, shape, fitted, target), way, shape, fitted, tiles)

@@ -1,0 +1,189 @@
+"""The launches of Hopper's gathers: what the kernels are given."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from ....dtypes import DTYPES
+from ....spec.problem import Ints, Problem
+from ...target import Target
+from ..launches import channels
+from ..records import Constants, Descriptor, Launch, Plan, Values
+from .boxes import Box, Shape, power
+from .tensors import WEIGHTS, Seen, Weights, natural, packed, rows_more, seen, views_of
+from .views import Space, arranged_strides
+from .ways import Way, meeting
+
+SOURCES = 8  # descriptors of the input that the kernel takes
+PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
+
+
+class Candidate(NamedTuple):
+    """One way to compute, with the time that it is expected to take."""
+
+    seconds: float
+    way: Way
+    shape: Shape
+    box: Box
+    tiles: Ints  # of columns, pixels, rows, planes, images and phases
+
+
+def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
+    """The plan of the candidate that was chosen."""
+    way, shape, box = best.way, best.shape, best.box
+    weights = None if way.inner else natural(p, s)
+    launches: tuple[Launch, ...] = ()
+    areas: tuple[tuple[str, int], ...] = ()
+    if weights is None:
+        rows = best.tiles[0] * shape.columns
+        taps = way.views[0].taps if way.inner else s.kernel
+        weights = packed(rows, taps, ceil(way.window(p) / shape.depth) * shape.depth)
+        launches = (pack_launch(p, s, best, weights),)
+        areas = ((WEIGHTS, prod(weights.shape) * DTYPES[p.dtype].size),)
+    store = stored(p, s, best)
+    launches += (gather_launch(p, s, best, weights, store, target),)
+    reads = (
+        f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
+        if box.rows > 1
+        else f"each tap reads a box of {'x'.join(map(str, box.size))}"
+    )
+    why = [
+        f"{reads} (rows, planes, images, pixels), {box.a_stages} at once; blocks of {shape.depth} channels",
+        f"weights {'stay in' if box.resident else 'pass through'} shared memory, {box.b_stages} blocks at once",
+        f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
+    ]
+    if way.groups > 1:
+        why.append(f"channels of {way.groups} groups share a product, with zeros between them")
+    if way.inner:
+        why.append(f"all {prod(s.stride)} positions within a stride are columns of one product")
+    elif len(way.views) > 1:
+        why.append(f"{len(way.views)} phases of the stride")
+    does = "matrix products by warps with roles, boxes brought by the copy engine"
+    tile = (2 * shape.half, shape.columns, shape.depth)
+    told = "tf32" if p.dtype == "f32" else ""
+    return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
+
+
+def stored(p: Problem, s: Space, best: Candidate) -> str:
+    """How results are stored: by the copy engine, by rows of channels, or as the matrix units leave them."""
+    way = best.way
+    if DTYPES[p.out_dtype].size != 2 or p.accumulate:
+        return "plain"
+    # Copies write whole tiles of what lies side by side.
+    dense = way.groups == p.g or way.columns % best.shape.columns == 0
+    steady = p.wanted == "y" or prod(s.stride) == 1
+    if dense and steady and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
+        return "copy"
+    # Neighbouring columns must be neighbours in memory.
+    return "rows" if arranged_strides(p, p.wanted, s.order)[2] == 1 and way.inner % 8 == 0 else "plain"
+
+
+def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
+    """The boxes of the input for all views, and those of its further rows."""
+    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    assert isinstance(given, Seen)
+    box = (*best.box.size, best.shape.depth)
+    inputs = views_of(given, best.way.views, s.stride, box) if p.wanted == "y" else (given.descriptor(box),)
+    inputs += inputs[:1] * (SOURCES - len(inputs))
+    return (*inputs, rows_more(inputs[0], best.box.more) if best.box.more else inputs[0])
+
+
+def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store: str, target: Target) -> Launch:
+    """The launch that takes the sums."""
+    way, shape, box = best.way, best.shape, best.box
+    inputs = inputs_of(p, s, best)
+    result = inputs[0]
+    if store == "copy":
+        made = seen(p, p.wanted, s.made, s.order)
+        assert isinstance(made, Seen)
+        result = made.descriptor((*half(box.size), shape.columns))
+    out_strides = arranged_strides(p, p.wanted, s.order)
+    programs = min(prod(best.tiles), target.multiprocessors)
+    if box.resident:
+        programs = min(prod(best.tiles), target.multiprocessors // best.tiles[0] * best.tiles[0])
+    values: Values = (
+        ("tiles", best.tiles[:5]),
+        ("sizes", way.sizes),
+        ("steps", way.steps),
+        ("ends", s.made),
+        ("out_strides", (out_strides[0], *out_strides[2:])),
+        ("total", prod(best.tiles)),
+        ("blocks", ceil(way.window(p) / shape.depth)),
+        ("subtiles", ceil(way.columns / shape.columns)),
+        ("window", way.groups * channels(p)[0]),
+        ("share_made", way.columns),
+        ("made", way.columns if way.inner else p.g * channels(p)[1]),
+        ("images", p.n),
+        ("bias_stride", p.bias_stride or 0),
+    )
+    constants: Constants = (
+        ("VIEWS", tuple(view.entries if p.wanted == "x" else view.entries_of_y for view in way.views)),
+        ("LOOPS", way.loops),
+        ("TAP_STEPS", weights.tap_steps),
+        ("KSTEP", way.tap_step),
+        ("OSTEP", way.step),
+        ("BOX", box.size),
+        ("ROWS", box.rows),
+        ("MORE", box.more),
+        ("DEPTH", shape.depth),
+        ("COLUMNS", shape.columns),
+        ("A_STAGES", box.a_stages),
+        ("B_STAGES", box.b_stages),
+        ("RESIDENT", box.resident),
+        ("ACROSS", weights.across),
+        ("STORE", store),
+        ("STRIDE", s.stride if p.wanted == "x" else (1, 1, 1)),
+        ("INNER", way.inner),
+        ("UNIT", out_strides[2] == 1),
+        ("BIAS", p.bias_stride is not None),
+        ("ACCUMULATE", p.accumulate),
+        ("PROGRAMS", programs),
+    )
+    out = (p.wanted, p.out_dtype)
+    tensors = (out, ("bias", p.dtype) if p.bias_stride is not None else out)
+    descriptors = (*inputs, weights.descriptor(p.dtype, shape.columns, shape.depth), result)
+    return Launch("gather", programs, tensors, values, constants, 4, 1, "hopper.gather", descriptors)
+
+
+def half(size: Ints) -> Ints:
+    """Half of a box: of its outermost axis that has more than one element."""
+    at = next(axis for axis, extent in enumerate(size) if extent > 1)
+    return tuple(extent // 2 if axis == at else extent for axis, extent in enumerate(size))
+
+
+def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Launch:
+    """The launch that packs weights."""
+    way, shape = best.way, best.shape
+    strides = arranged_strides(p, "w", s.order)
+    if p.wanted == "x":
+        strides = (strides[0], strides[2], strides[1], *strides[3:])
+    summed, made = channels(p)
+    first, _ = meeting(s)
+    rows, count, depth = weights.shape
+    values: Values = (
+        ("strides", strides),
+        ("kernel", s.kernel),
+        ("taps", way.views[0].taps if way.inner else s.kernel),
+        ("shift", tuple(pad - low * by for pad, low, by in zip(s.pad, first, s.stride, strict=True))),
+        ("depth", depth),
+        ("columns", shape.columns),
+        ("subtiles", ceil(way.columns / shape.columns)),
+        ("window", way.groups * summed),
+        ("share_made", way.columns),
+        ("group_made", made),
+        ("group_summed", summed),
+        ("made", way.columns if way.inner else p.g * made),
+    )
+    block = min(PACK_DEPTH, power(depth))
+    constants: Constants = (
+        ("STRIDE", s.stride),
+        ("DILATION", s.dilation),
+        ("INNER", way.inner),
+        ("ROUND", p.dtype == "f32"),
+        ("ROWS", min(PACK_ROWS, shape.columns)),
+        ("DEPTH", block if depth % block == 0 else 8),
+    )
+    programs = rows // min(PACK_ROWS, shape.columns) * count * (depth // constants[-1][1])
+    tensors = (("w", p.dtype), (WEIGHTS, p.dtype))
+    return Launch("pack", programs, tensors, values, constants, 4, 1, "hopper.pack")
