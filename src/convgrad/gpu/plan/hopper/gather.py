@@ -9,6 +9,7 @@ from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
 from ..axes import is_wide
+from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
@@ -43,8 +44,16 @@ def refusal(p: Problem, precision: str) -> str:
         "matrix units of f64 take no part": p.dtype == "f64",
         "offsets take 64 bits": is_wide(p),
         "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
+        f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _follows(p: Problem) -> bool:
+    """Whether channels of the result go on from group to group."""
+    group, channel = p.strides(p.wanted)[1:3]
+    count = channels(p)[1]
+    return count == 1 or group == count * channel
 
 
 def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
