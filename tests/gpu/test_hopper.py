@@ -109,7 +109,7 @@ def test_the_level_says_what_it_does_not_serve():
     dense = Problem.parse(LAYERS["dense"].format("x", "bf16"))
     for changed, reason in [
         (replace(dense, wanted="w"), "it makes y and x"),
-        (replace(dense, dtype="f32", out_dtype="f32"), "f32 is taken as tf32 alone"),
+        (replace(dense, dtype="f64", out_dtype="f64"), "f64 has other matrix units"),
         (
             Problem.parse(LAYERS["dense"].format("x", "bf16").replace("y@nxc", "")),
             "channels of y do not lie side by side",
@@ -135,13 +135,13 @@ def test_a_plan_follows_the_machine_and_tells_why():
 
 
 QUICK = [("dense", "x", "bf16"), ("stem", "x", "bf16")]
-ALL = [(name, wanted, dtype) for name in LAYERS for wanted in "xy" for dtype in ("bf16", "f16", "tf32")]
+ALL = [(name, wanted, dtype) for name in LAYERS for wanted in "xy" for dtype in ("bf16", "f16", "tf32", "bf16x6")]
 
 
 @pytest.mark.parametrize(("name", "wanted", "dtype"), slow_but(QUICK, ALL))
 def test_gathers_compile(name, wanted, dtype):
     """Loops are of matrix instructions, and nothing spills."""
-    problem = Problem.parse(LAYERS[name].format(wanted, "f32" if dtype == "tf32" else dtype))
+    problem = Problem.parse(LAYERS[name].format(wanted, "f32" if dtype in ("tf32", "bf16x6") else dtype))
     plan = gather.plan(problem, TARGET, dtype)
     if isinstance(plan, str):
         assert (name, wanted) == ("stem", "y"), plan
@@ -161,7 +161,10 @@ def test_other_candidates_compile(kind):
     name = {"rows": "strided", "plain": "stem"}.get(kind, "narrow")
     problem = Problem.parse(LAYERS[name].format("x", "bf16"))
     space = views.space(problem)
-    for candidate in (c for way in ways.ways(problem, space) for c in gather.candidates(problem, way, TARGET)):
+    operands = gather.operands_of(problem, TARGET, "default")
+    for candidate in (
+        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, way, TARGET)
+    ):
         plan = launches.settle(problem, space, candidate, TARGET)
         constants = dict(plan.launches[-1].constants)
         is_it = {

@@ -7,6 +7,9 @@ where it leaves the tensor, zeros arrive. So padding is never looked at, and no 
 Rows lie outermost in a box. With a halo, the box of the input has more rows than the tile, and ROWS taps read it, each
 from its own row on. Taps that bring padding alone to a tile are left out.
 
+f32 comes in three parts, each bf16, which lie one after another in images and in taps. Six of their nine products are
+taken: the others are less than what sums round off.
+
 A view is what one remainder of positions by the stride sees: of the input for y, whose sum goes over all of them, and
 of the results for x, whose tiles have one each. Results q read input q + FIRST + OSTEP*j by the tap TAP + KSTEP*j, for
 all j below TAPS: see `plan.hopper.views`.
@@ -179,6 +182,7 @@ def load_view(
     OSTEP: gl.constexpr,
     BOX: gl.constexpr,
     ROWS: gl.constexpr,
+    PARTS: gl.constexpr,
     MORE: gl.constexpr,
     DEPTH: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -188,7 +192,7 @@ def load_view(
 ):
     """Ask for what a tile reads of one view. `ia` and `ib` count boxes and blocks of weights."""
     a_room, b_room, a_free, a_full, b_free, b_full = shared
-    blocks, subtiles, window = numbers
+    blocks, subtiles, window, images, taps = numbers
     dtype: gl.constexpr = halo.dtype
     ITEM: gl.constexpr = dtype.primitive_bitwidth // 8
     A_STAGES: gl.constexpr = a_free.shape[0]
@@ -215,34 +219,36 @@ def load_view(
                 depth = block * DEPTH
                 for k2 in range(low2, high2):
                     r2 = q2 + k2 * OSTEP[2]
-                    stage = ia % A_STAGES
-                    mbarrier.wait(a_free.index(stage), ((ia // A_STAGES) & 1) ^ 1)
-                    full = a_full.index(stage)
-                    mbarrier.expect(full, (BOX[0] + MORE) * ROW * DEPTH * ITEM)
-                    to = a_room.index(stage * UNITS)._reinterpret(dtype, a.block_shape, a.layout)
-                    tma.async_copy_global_to_shared(a, [r1, r0, place[4], r2, c + depth], full, to)
-                    if MORE > 0:
-                        to_more = a_room.index(stage * UNITS + BOX[0] * ROW // 8)
-                        to_more = to_more._reinterpret(dtype, halo.block_shape, halo.layout)
-                        place_more = [r1 + BOX[0], r0, place[4], r2, c + depth]
-                        tma.async_copy_global_to_shared(halo, place_more, full, to_more)
-                    ia += 1
                     tap = (tap0 + k0 * KSTEP[0]) * TAP_STEPS[0] + (tap1 + k1 * (ROWS * KSTEP[1])) * TAP_STEPS[1]
                     tap += (tap2 + k2 * KSTEP[2]) * TAP_STEPS[2]
-                    for r in gl.static_range(ROWS):
-                        slot = ib % B_STAGES
-                        wanted = number < PROGRAMS if RESIDENT else True
-                        if not RESIDENT:
-                            mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
-                        there = b_full.index(slot)
-                        mbarrier.expect(there, DEPTH * COLUMNS * ITEM, pred=wanted)
-                        into = b_room.index(slot)._reinterpret(dtype, weights.block_shape, weights.layout)
-                        t = tap + r * KSTEP[1] * TAP_STEPS[1]
-                        if ACROSS:
-                            tma.async_copy_global_to_shared(weights, [depth, t, column], there, into, pred=wanted)
-                        else:
-                            tma.async_copy_global_to_shared(weights, [column, t, depth], there, into, pred=wanted)
-                        ib += 1
+                    for part in gl.static_range(PARTS):
+                        stage = ia % A_STAGES
+                        mbarrier.wait(a_free.index(stage), ((ia // A_STAGES) & 1) ^ 1)
+                        full = a_full.index(stage)
+                        mbarrier.expect(full, (BOX[0] + MORE) * ROW * DEPTH * ITEM)
+                        to = a_room.index(stage * UNITS)._reinterpret(dtype, a.block_shape, a.layout)
+                        n = place[4] + part * images
+                        tma.async_copy_global_to_shared(a, [r1, r0, n, r2, c + depth], full, to)
+                        if MORE > 0:
+                            to_more = a_room.index(stage * UNITS + BOX[0] * ROW // 8)
+                            to_more = to_more._reinterpret(dtype, halo.block_shape, halo.layout)
+                            place_more = [r1 + BOX[0], r0, n, r2, c + depth]
+                            tma.async_copy_global_to_shared(halo, place_more, full, to_more)
+                        ia += 1
+                        for use in gl.static_range(ROWS * (PARTS - part)):
+                            slot = ib % B_STAGES
+                            wanted = number < PROGRAMS if RESIDENT else True
+                            if not RESIDENT:
+                                mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
+                            there = b_full.index(slot)
+                            mbarrier.expect(there, DEPTH * COLUMNS * ITEM, pred=wanted)
+                            into = b_room.index(slot)._reinterpret(dtype, weights.block_shape, weights.layout)
+                            t = tap + use % ROWS * (KSTEP[1] * TAP_STEPS[1]) + use // ROWS * taps
+                            if ACROSS:
+                                tma.async_copy_global_to_shared(weights, [depth, t, column], there, into, pred=wanted)
+                            else:
+                                tma.async_copy_global_to_shared(weights, [column, t, depth], there, into, pred=wanted)
+                            ib += 1
     return ia, ib
 
 
@@ -264,6 +270,7 @@ def load(
     OSTEP: gl.constexpr,
     BOX: gl.constexpr,
     ROWS: gl.constexpr,
+    PARTS: gl.constexpr,
     MORE: gl.constexpr,
     DEPTH: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -281,7 +288,7 @@ def load(
         for at in gl.static_range(LOOPS):
             ia, ib = load_view(
                 ia, ib, number, place, inputs, halo, weights, shared, sizes, steps, numbers, part_of(VIEWS, at, LOOPS),
-                TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
+                TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
             )  # fmt: skip
 
 
@@ -304,6 +311,7 @@ def multiply(
     OSTEP: gl.constexpr,
     BOX: gl.constexpr,
     ROWS: gl.constexpr,
+    PARTS: gl.constexpr,
     MORE: gl.constexpr,
     DEPTH: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -339,26 +347,28 @@ def multiply(
         count = count * blocks
         if RESIDENT:
             ib = 0
-        before = ib
-        for i in range(0, count):
-            stage = ia % A_STAGES
-            mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
-            for r in gl.static_range(ROWS):
-                slot = ib % B_STAGES
-                mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
-                shift = r * OSTEP[1] if OSTEP[1] > 0 else (r + 1 - ROWS) * OSTEP[1]
-                left = a_room.index(stage * UNITS + (shift * ROW + GROUP * HALF) // 8)
-                left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
-                right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
-                acc = warpgroup_mma(left, right, acc, is_async=True)
-                # The product before this one is complete: what it read may be overwritten.
-                acc = warpgroup_mma_wait(1, [acc])
-                if not RESIDENT:
-                    mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > before)
-                if r == 0:
-                    mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=i > 0)
-                ib += 1
-            ia += 1
+        a_before = ia
+        b_before = ib
+        for _ in range(0, count):
+            for part in gl.static_range(PARTS):
+                stage = ia % A_STAGES
+                mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
+                for use in gl.static_range(ROWS * (PARTS - part)):
+                    slot = ib % B_STAGES
+                    mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
+                    shift = use % ROWS * OSTEP[1] if OSTEP[1] > 0 else (use % ROWS + 1 - ROWS) * OSTEP[1]
+                    left = a_room.index(stage * UNITS + (shift * ROW + GROUP * HALF) // 8)
+                    left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
+                    right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
+                    acc = warpgroup_mma(left, right, acc, is_async=True)
+                    # The product before this one is complete: what it read may be overwritten.
+                    acc = warpgroup_mma_wait(1, [acc])
+                    if not RESIDENT:
+                        mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
+                    if use == 0:
+                        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=ia > a_before)
+                    ib += 1
+                ia += 1
         acc = warpgroup_mma_wait(0, [acc])
         if not RESIDENT:
             mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=count > 0)
@@ -489,6 +499,7 @@ def gather(
     share_made,  # channels that they make
     made,
     images,
+    taps,  # of weights, before those of the next part
     bias_stride,
     VIEWS: gl.constexpr,
     LOOPS: gl.constexpr,
@@ -497,6 +508,7 @@ def gather(
     OSTEP: gl.constexpr,
     BOX: gl.constexpr,  # rows, planes, images, pixels
     ROWS: gl.constexpr,
+    PARTS: gl.constexpr,
     MORE: gl.constexpr,
     DEPTH: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -545,18 +557,19 @@ def gather(
         [
             (multiply, (
                 0, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
-                VIEWS, LOOPS, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE, INNER, UNIT,
-                BIAS, ACCUMULATE, PROGRAMS,
+                VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
+                INNER, UNIT, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (multiply, (
                 1, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
-                VIEWS, LOOPS, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE, INNER, UNIT,
-                BIAS, ACCUMULATE, PROGRAMS,
+                VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
+                INNER, UNIT, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (load, (
                 (a0, a1, a2, a3, a4, a5, a6, a7), halo, weights, shared, tiles, sizes, steps, total,
-                (blocks, subtiles, window),
-                VIEWS, LOOPS, TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
+                (blocks, subtiles, window, images, taps),
+                VIEWS, LOOPS, TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS,
+                PROGRAMS,
             )),
         ],
         [4, 1],

@@ -7,6 +7,8 @@ x of few channels, they are channels of all positions within a stride, each with
 import triton
 import triton.language as tl
 
+from .split import three
+
 
 @triton.jit
 def pack(
@@ -28,6 +30,7 @@ def pack(
     DILATION: tl.constexpr,
     INNER: tl.constexpr,
     ROUND: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
@@ -75,4 +78,11 @@ def pack(
         bits = values.to(tl.int32, bitcast=True)
         nearest = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
         values = tl.where(tl.abs(values) < 1e38, nearest, values)
-    tl.store(packed + (row * count + tap)[:, None] * depth + k[None, :], values)
+    to = packed + (row * (PARTS * count) + tap)[:, None] * depth + k[None, :]
+    if PARTS == 3:
+        first, second, third = three(values)
+        tl.store(to, first)
+        tl.store(to + count * depth, second)
+        tl.store(to + 2 * count * depth, third)
+    else:
+        tl.store(to, values)

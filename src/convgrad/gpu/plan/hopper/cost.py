@@ -7,6 +7,7 @@ from math import ceil, log2, prod
 from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
+from ..cost import copy_seconds
 from .boxes import Box, Shape
 from .views import View, live_taps
 from .ways import Way
@@ -26,19 +27,25 @@ EXACT = 4  # tiles of a program up to which the longest program is looked for, o
 
 def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> float:
     """The time that a candidate is expected to take: of the program with most to do, or of memory."""
-    item = DTYPES[p.dtype].size
+    item = way.operands.item
     blocks = ceil(way.window(p) / shape.depth)
     # Products are as long as the matrix units take, or as shared memory takes to feed them: by rows of 64.
     narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
-    products = box.rows * narrow * 4096 / target.matrix / MATRIX_SHARE
-    loads = box.reads * shape.depth * item + (0 if box.resident else box.rows * shape.depth * shape.columns * item)
-    copies = loads / CACHE_BYTES
+    uses = box.rows * way.operands.products
+    products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
+    loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
+    copies = loads * item / CACHE_BYTES
     # Few blocks in flight wait for memory now and then.
     thin = THIN if not box.resident and box.b_stages < 4 else 1.0
     block = (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
     tile = TILE + shape.results * DTYPES[p.out_dtype].size / 96
     cycles = START + _longest(p, way, shape, box, target.multiprocessors, (blocks * block, tile))
-    return max(cycles / (target.clock * 1e9), p.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH
+    moved, before = p.bytes, 0.0
+    if way.operands.parts > 1:
+        given = p.size("x" if p.wanted == "y" else "y")
+        moved += 2 * given
+        before = copy_seconds(target, 10 * given) + LAUNCH
+    return max(cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH + before
 
 
 def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[float, float]) -> float:

@@ -5,43 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, prod
 
-from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
+from .. import choose
 from ..axes import is_wide
 from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .launches import Candidate, settle
-from .tensors import seen
+from .tensors import Operands, input_parts, seen
 from .views import space
 from .ways import Way, ways
 
+HOPEFUL = 3  # times what the model of the portable level expects is what its loops were seen to take
 SPARE = 2048  # bytes of shared memory for barriers
 
 
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
-    if reason := refusal(p, precision):
+    operands = operands_of(p, target, precision)
+    if reason := refusal(p, operands):
         return reason
     s = space(p)
     given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
-    if isinstance(given, str):
+    if operands.parts == 1 and isinstance(given, str):
         return given
-    found = [candidate for way in ways(p, s) for candidate in candidates(p, way, target)]
+    found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, way, target)]
     if not found:
         return "the stride has too many phases"
-    return settle(p, s, min(found, key=lambda candidate: candidate.seconds), target)
+    best = min(found, key=lambda candidate: candidate.seconds)
+    if operands.parts > 1:
+        plain = choose.plan(p, target, precision)
+        if prod(input_parts(p, s).shape) >= 3 * 2**31:
+            return "offsets take 64 bits"
+        if not isinstance(plain, str) and plain.seconds * HOPEFUL <= best.seconds:
+            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * HOPEFUL * 1e6:.0f}"
+    return settle(p, s, best, target)
 
 
-def refusal(p: Problem, precision: str) -> str:
+def operands_of(p: Problem, target: Target, precision: str) -> Operands:
+    """What the matrix units are given; f32 itself is what they take for tf32."""
+    asked = choose.precision_of(p, target, precision)
+    if p.dtype == "f32" and asked == "bf16x6":
+        return Operands("bf16", 3)
+    return Operands(p.dtype if p.dtype != "f32" or asked == "tf32" else "f64")
+
+
+def refusal(p: Problem, operands: Operands) -> str:
     """What this level does not compute."""
     reasons = {
         "it makes y and x": p.wanted == "w",
         "no product reaches the result": not p.flops,
-        "f32 is taken as tf32 alone": p.dtype == "f32" and precision != "tf32",
-        "matrix units of f64 take no part": p.dtype == "f64",
+        "f32 is taken in tf32 and bf16x6": p.dtype == "f32" and operands.dtype == "f64",
+        "f64 has other matrix units": p.dtype == "f64",
         "offsets take 64 bits": is_wide(p),
         "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
         f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
@@ -59,12 +76,12 @@ def _follows(p: Problem) -> bool:
 def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
     """Boxes and shapes for a way, each with its time."""
     summed = way.window(p)
-    item = DTYPES[p.dtype].size
+    item = way.operands.item
     for shape in shapes(item, way.columns, summed):
         room = target.shared - SPARE - shape.results * 2
         blocks = ceil(summed / shape.depth)
         for box in boxes(shape, way.steps, p.n, way.rows):
-            uses = prod(way.views[0].taps) * blocks if len(way.views) == 1 else 0
+            uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),
                 *(ceil(way.steps[axis] / box.size[at]) for axis, at in ((2, 3), (1, 0), (0, 1))),

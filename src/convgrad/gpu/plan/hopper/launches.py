@@ -8,10 +8,11 @@ from typing import NamedTuple
 from ....dtypes import DTYPES
 from ....spec.problem import Ints, Problem
 from ...target import Target
+from ..axes import factors, strides, three
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
-from .tensors import WEIGHTS, Seen, Weights, natural, packed, rows_more, seen, views_of
+from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
 from .views import Space, arranged_strides
 from .ways import Way, meeting
 
@@ -38,9 +39,13 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
     if weights is None:
         rows = best.tiles[0] * shape.columns
         taps = way.views[0].taps if way.inner else s.kernel
-        weights = packed(rows, taps, ceil(way.window(p) / shape.depth) * shape.depth)
+        depth = ceil(way.window(p) / shape.depth) * shape.depth
+        weights = packed(rows, taps, depth, way.operands.parts)
         launches = (pack_launch(p, s, best, weights),)
-        areas = ((WEIGHTS, prod(weights.shape) * DTYPES[p.dtype].size),)
+        areas = ((WEIGHTS, prod(weights.shape) * way.operands.item),)
+    if way.operands.parts > 1:
+        launches = (split_launch(p, s), *launches)
+        areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
     store = stored(p, s, best)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
@@ -61,7 +66,7 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         why.append(f"{len(way.views)} phases of the stride")
     does = "matrix products by warps with roles, boxes brought by the copy engine"
     tile = (2 * shape.half, shape.columns, shape.depth)
-    told = "tf32" if p.dtype == "f32" else ""
+    told = {1: "tf32", 3: "bf16x6"}[way.operands.parts] if p.dtype == "f32" else ""
     return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
 
 
@@ -82,6 +87,8 @@ def stored(p: Problem, s: Space, best: Candidate) -> str:
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     """The boxes of the input for all views, and those of its further rows."""
     given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    if best.way.operands.parts > 1:
+        given = input_parts(p, s)
     assert isinstance(given, Seen)
     box = (*best.box.size, best.shape.depth)
     inputs = views_of(given, best.way.views, s.stride, box) if p.wanted == "y" else (given.descriptor(box),)
@@ -115,6 +122,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("share_made", way.columns),
         ("made", way.columns if way.inner else p.g * channels(p)[1]),
         ("images", p.n),
+        ("taps", weights.shape[1] // way.operands.parts),
         ("bias_stride", p.bias_stride or 0),
     )
     constants: Constants = (
@@ -125,6 +133,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("OSTEP", way.step),
         ("BOX", box.size),
         ("ROWS", box.rows),
+        ("PARTS", way.operands.parts),
         ("MORE", box.more),
         ("DEPTH", shape.depth),
         ("COLUMNS", shape.columns),
@@ -142,7 +151,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
     )
     out = (p.wanted, p.out_dtype)
     tensors = (out, ("bias", p.dtype) if p.bias_stride is not None else out)
-    descriptors = (*inputs, weights.descriptor(p.dtype, shape.columns, shape.depth), result)
+    descriptors = (*inputs, weights.descriptor(way.operands.dtype, shape.columns, shape.depth), result)
     return Launch("gather", programs, tensors, values, constants, 4, 1, "hopper.gather", descriptors)
 
 
@@ -161,6 +170,7 @@ def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Laun
     summed, made = channels(p)
     first, _ = meeting(s)
     rows, count, depth = weights.shape
+    count //= way.operands.parts
     values: Values = (
         ("strides", strides),
         ("kernel", s.kernel),
@@ -180,10 +190,34 @@ def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Laun
         ("STRIDE", s.stride),
         ("DILATION", s.dilation),
         ("INNER", way.inner),
-        ("ROUND", p.dtype == "f32"),
+        ("ROUND", way.operands.dtype == "f32"),
+        ("PARTS", way.operands.parts),
         ("ROWS", min(PACK_ROWS, shape.columns)),
         ("DEPTH", block if depth % block == 0 else 8),
     )
     programs = rows // min(PACK_ROWS, shape.columns) * count * (depth // constants[-1][1])
-    tensors = (("w", p.dtype), (WEIGHTS, p.dtype))
+    tensors = (("w", p.dtype), (WEIGHTS, way.operands.dtype))
     return Launch("pack", programs, tensors, values, constants, 4, 1, "hopper.pack")
+
+
+def split_launch(p: Problem, s: Space) -> Launch:
+    """The launch that takes the input apart."""
+    role = "x" if p.wanted == "y" else "y"
+    of, sizes = strides(p, role), three(p).sizes(role)
+    parts = input_parts(p, s)
+    group = p.shape(role)[2]
+    dense = of[2] == 1 and (p.g == 1 or of[1] == group)
+    space = next((axis for axis in (5, 4, 3) if of[axis] == 1), -1)
+    values: Values = (
+        ("given_strides", of),
+        ("sizes", sizes),
+        ("size_factors", factors(sizes)),
+        ("group_channels", group),
+        ("all_channels", p.g * group),
+        ("made", parts.shape[-1]),
+        ("part_stride", prod(parts.shape) // 3),
+    )
+    pixels, channels = (16, 64) if dense or parts.shape[-1] > 32 else (64, 16)
+    constants: Constants = (("UNIT", 2 if dense else space), ("PIXELS", pixels), ("CHANNELS", channels))
+    programs = ceil(prod(sizes) / pixels) * ceil(parts.shape[-1] / channels) * p.n
+    return Launch("split", programs, ((role, p.dtype), (PARTS, "bf16")), values, constants, 4, 1, "hopper.split")

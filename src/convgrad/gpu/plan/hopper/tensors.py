@@ -7,13 +7,32 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from ....dtypes import DTYPES
-from ....spec.problem import Ints, Problem, Role
+from ....spec.problem import Ints, Problem, Role, dense_strides
 from ..records import Descriptor
 from .views import Space, View, arranged_strides
 
 ALIGNED = 16  # bytes
 WEIGHTS = "packed weights"
 """The area for weights that are packed."""
+PARTS = "parts of the input"
+"""The area for the input in three parts."""
+
+
+class Operands(NamedTuple):
+    """What the matrix units are given: elements of a type; of f32, one part or three."""
+
+    dtype: str
+    parts: int = 1
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype].size
+
+    @property
+    def products(self) -> int:
+        """Products of parts that are taken for one product."""
+        return self.parts * (self.parts + 1) // 2
 
 
 class Seen(NamedTuple):
@@ -67,6 +86,16 @@ class Weights(NamedTuple):
         return Descriptor(self.tensor, dtype, self.shape, self.strides, block, swizzle)
 
 
+def input_parts(p: Problem, s: Space) -> Seen:
+    """The input in three parts, which lie in an area of their own as so many more images."""
+    channels = ceil(p.g * (p.cx if p.wanted == "y" else p.cy) / 8) * 8
+    axes = dict(zip(s.order, s.given, strict=True))
+    steps = dict(zip(range(3), dense_strides((*(axes[at] for at in range(3)), channels)), strict=False))
+    planes, rows, pixels = s.order
+    shape = (axes[rows], axes[planes], 3 * p.n, axes[pixels], channels)
+    return Seen(PARTS, "bf16", shape, (steps[rows], steps[planes], prod(s.given) * channels, steps[pixels], 1))
+
+
 def natural(p: Problem, s: Space) -> Weights | None:
     """The weights where they lie, if the copy engine can bring them as they are needed.
 
@@ -90,9 +119,9 @@ def natural(p: Problem, s: Space) -> Weights | None:
     return None
 
 
-def packed(rows: int, taps: Ints, depth: int) -> Weights:
+def packed(rows: int, taps: Ints, depth: int, parts: int) -> Weights:
     """Weights in an area of their own."""
-    count = prod(taps)
+    count = prod(taps) * parts
     steps = (taps[1] * taps[2], taps[2], 1)
     return Weights(WEIGHTS, (rows, count, depth), (count * depth, depth, 1), steps, False)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ....spec.problem import Ints, Problem
 from ..launches import channels
+from .tensors import Operands
 from .views import Space, View, steps_of, views
 
 MOST_PHASES = 16
@@ -28,6 +29,7 @@ class Way(NamedTuple):
     inner: int
     loops: int  # views that a tile goes over
     groups: int  # whose channels share a column tile, as blocks of a matrix with zeros between them
+    operands: Operands
 
     def window(self, p: Problem) -> int:
         """Channels of the input that these columns read: copies begin at multiples of eight."""
@@ -47,7 +49,7 @@ class Way(NamedTuple):
         return max(count for count in range(1, MOST_ROWS + 1) if taps % count == 0), self.step[1]
 
 
-def ways(p: Problem, s: Space) -> Iterator[Way]:
+def ways(p: Problem, s: Space, operands: Operands) -> Iterator[Way]:
     """How the phases of a stride may be taken: of x one by one or all at once, of what y reads one after another."""
     groups = min(p.g, max(1, PACKED // max(channels(p))))
     made = channels(p)[1] * groups
@@ -57,16 +59,16 @@ def ways(p: Problem, s: Space) -> Iterator[Way]:
         sizes = tuple(ceil(n / at) for n, at in zip(s.given, s.stride, strict=True))
         if len(found) <= MOST_LOOPS:
             numbered = tuple(view._replace(source=at) for at, view in enumerate(found))
-            yield Way(numbered, tap_step, step, sizes, s.made, made, 0, len(numbered), groups)
+            yield Way(numbered, tap_step, step, sizes, s.made, made, 0, len(numbered), groups, operands)
         return
     steps = tuple(ceil(n / at) for n, at in zip(s.made, s.stride, strict=True))
     if len(found) <= MOST_PHASES:
-        yield Way(found, tap_step, tuple(-by for by in step), s.given, steps, made, 0, 1, groups)
+        yield Way(found, tap_step, tuple(-by for by in step), s.given, steps, made, 0, 1, groups, operands)
     if prod(s.stride) > 1 and p.g == 1:
         first, taps = meeting(s)
         if min(taps) > 0:
             view = View(0, 0, (0, 0, 0), (0, 0, 0), taps, first)
-            yield Way((view,), (1, 1, 1), (1, 1, 1), s.given, steps, made * prod(s.stride), made, 1, 1)
+            yield Way((view,), (1, 1, 1), (1, 1, 1), s.given, steps, made * prod(s.stride), made, 1, 1, operands)
 
 
 def meeting(s: Space) -> tuple[Ints, Ints]:
