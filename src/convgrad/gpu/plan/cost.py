@@ -16,6 +16,7 @@ from ..target import Target
 MATRIX_SHARE = 0.6  # of the tensor cores' rate, that Triton's pipelined loops reach: 0.5 to 0.75 on an H200 in bf16
 VECTOR_SHARE = 0.5  # of the plain units' rate, where operands come from shared memory
 BANDWIDTH_SHARE = 0.8
+HOPEFUL = 3  # times what this model expects of loads that are not copied in bulk is what they were seen to take
 COPY_SHARE = 0.6  # of the memory's bandwidth, where neighbours change
 CACHE_BYTES = 40  # that a multiprocessor gets from the second cache in a cycle: 64 at most
 LANES = 128  # of a multiprocessor: instructions of so many elements begin in a cycle

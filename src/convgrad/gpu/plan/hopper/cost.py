@@ -21,6 +21,8 @@ STEP = 24  # cycles of a block of the sum besides its products
 SPREAD = 0.006  # of a block, for each doubling of the images that it comes from
 THIN = 1.04  # of a block, where few are on their way
 TILE = 700  # cycles of a tile besides its sum
+STORED_BYTES = 64  # of results, in a cycle
+APART_BYTES = 16
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 
@@ -38,7 +40,9 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> flo
     # Few blocks in flight wait for memory now and then.
     thin = THIN if not box.resident and box.b_stages < 4 else 1.0
     block = (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
-    tile = TILE + shape.results * DTYPES[p.out_dtype].size / 96
+    # Where neighbouring columns are no neighbours in memory, an instruction stores to many places.
+    apart = p.strides(p.wanted)[2] not in (0, 1)
+    tile = TILE + shape.results * DTYPES[p.out_dtype].size / (APART_BYTES if apart else STORED_BYTES)
     cycles = START + _longest(p, way, shape, box, target.multiprocessors, (blocks * block, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:

@@ -9,6 +9,7 @@ from ....spec.problem import Problem
 from ...target import Target
 from .. import choose
 from ..axes import is_wide
+from ..cost import HOPEFUL
 from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
@@ -18,7 +19,6 @@ from .tensors import Operands, input_parts, seen
 from .views import space
 from .ways import Way, ways
 
-HOPEFUL = 3  # times what the model of the portable level expects is what its loops were seen to take
 SPARE = 2048  # bytes of shared memory for barriers
 
 
