@@ -35,6 +35,18 @@ FIRST = gl.constexpr(11)
 
 
 @gluon.constexpr_function
+def is_steady(views, rows):
+    """Whether as many taps read each box of these views, which one box of a chain of them may."""
+    return rows == 1 or len(views) == 1 or all(view[TAPS.value + 1] == rows for view in views)
+
+
+@gluon.constexpr_function
+def sharing(views, rows, loops):
+    """How many taps along rows read a box of a view; of several views, the most."""
+    return rows if loops == 1 else min(rows, views[0][TAPS.value + 1])
+
+
+@gluon.constexpr_function
 def part_of(views, at, loops):
     """The views that a tile chooses from: all, or only the one whose turn it is."""
     return views if loops == 1 else (views[at],)
@@ -121,30 +133,8 @@ def ranges(
         low1, high1 = reach(place[2], VIEWS, view, sizes, steps, 1, BOX[0], OSTEP)
         low2, high2 = reach(place[3], VIEWS, view, sizes, steps, 2, BOX[3], OSTEP)
     if ROWS > 1:
-        low1, high1 = 0, says(VIEWS, TAPS + 1, view) // ROWS
+        low1, high1 = 0, (says(VIEWS, TAPS + 1, view) + (ROWS - 1)) // ROWS
     return low0, high0, low1, high1, low2, high2
-
-
-@gluon.jit
-def source(inputs, VIEWS: gl.constexpr):
-    """The descriptor that a view reads; those that choose from many all read one."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = inputs
-    if VIEWS[0][SOURCE] == 0:
-        return a0
-    elif VIEWS[0][SOURCE] == 1:
-        return a1
-    elif VIEWS[0][SOURCE] == 2:
-        return a2
-    elif VIEWS[0][SOURCE] == 3:
-        return a3
-    elif VIEWS[0][SOURCE] == 4:
-        return a4
-    elif VIEWS[0][SOURCE] == 5:
-        return a5
-    elif VIEWS[0][SOURCE] == 6:
-        return a6
-    else:
-        return a7
 
 
 @gluon.jit
@@ -164,13 +154,36 @@ def count_of(
 
 
 @gluon.jit
+def load_weights(
+    slot,
+    tap,
+    depth,
+    column,
+    wanted,
+    weights,
+    b_room,
+    b_full,
+    DEPTH: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    ACROSS: gl.constexpr,
+):
+    """Ask for a block of weights."""
+    full = b_full.index(slot)
+    mbarrier.expect(full, DEPTH * COLUMNS * (weights.dtype.primitive_bitwidth // 8), pred=wanted)
+    to = b_room.index(slot)._reinterpret(weights.dtype, weights.block_shape, weights.layout)
+    if ACROSS:
+        tma.async_copy_global_to_shared(weights, [depth, tap, column], full, to, pred=wanted)
+    else:
+        tma.async_copy_global_to_shared(weights, [column, tap, depth], full, to, pred=wanted)
+
+
+@gluon.jit
 def load_view(
     ia,
     ib,
     number,
     place,
     inputs,
-    halo,
     weights,
     shared,
     sizes,
@@ -182,6 +195,7 @@ def load_view(
     OSTEP: gl.constexpr,
     BOX: gl.constexpr,
     ROWS: gl.constexpr,
+    STEADY: gl.constexpr,
     PARTS: gl.constexpr,
     MORE: gl.constexpr,
     DEPTH: gl.constexpr,
@@ -193,24 +207,25 @@ def load_view(
     """Ask for what a tile reads of one view. `ia` and `ib` count boxes and blocks of weights."""
     a_room, b_room, a_free, a_full, b_free, b_full = shared
     blocks, subtiles, window, images, taps = numbers
-    dtype: gl.constexpr = halo.dtype
+    a = inputs[VIEWS[0][SOURCE]]
+    dtype: gl.constexpr = a.dtype
     ITEM: gl.constexpr = dtype.primitive_bitwidth // 8
     A_STAGES: gl.constexpr = a_free.shape[0]
     B_STAGES: gl.constexpr = b_full.shape[0]
     ROW: gl.constexpr = BOX[1] * BOX[2] * BOX[3]
     UNITS: gl.constexpr = (BOX[0] + MORE) * ROW // 8
-    BACK: gl.constexpr = (ROWS - 1) * OSTEP[1] if OSTEP[1] < 0 else 0
     view = place[5]
     low0, high0, low1, high1, low2, high2 = ranges(place, VIEWS, sizes, steps, OSTEP, BOX, ROWS, RESIDENT)
+    rows = ROWS if STEADY else says(VIEWS, TAPS + 1, view)
     q0 = place[1] + says(VIEWS, FIRST, view)
-    q1 = place[2] + says(VIEWS, FIRST + 1, view) + BACK
+    q1 = place[2] + says(VIEWS, FIRST + 1, view) + ((rows - 1) * OSTEP[1] if OSTEP[1] < 0 else 0)
     q2 = place[3] + says(VIEWS, FIRST + 2, view)
     tap0 = says(VIEWS, TAP, view)
     tap1 = says(VIEWS, TAP + 1, view)
     tap2 = says(VIEWS, TAP + 2, view)
     column = place[0] * COLUMNS
     c = VIEWS[0][CHANNEL] + (place[0] // subtiles) * window // 8 * 8
-    a = source(inputs, VIEWS)
+    wanted = number < PROGRAMS if RESIDENT else True
     for k0 in range(low0, high0):
         r0 = q0 + k0 * OSTEP[0]
         for k1 in range(low1, high1):
@@ -230,32 +245,37 @@ def load_view(
                         n = place[4] + part * images
                         tma.async_copy_global_to_shared(a, [r1, r0, n, r2, c + depth], full, to)
                         if MORE > 0:
+                            halo = inputs[VIEWS[0][SOURCE] + 4]
                             to_more = a_room.index(stage * UNITS + BOX[0] * ROW // 8)
                             to_more = to_more._reinterpret(dtype, halo.block_shape, halo.layout)
                             place_more = [r1 + BOX[0], r0, n, r2, c + depth]
                             tma.async_copy_global_to_shared(halo, place_more, full, to_more)
                         ia += 1
-                        for use in gl.static_range(ROWS * (PARTS - part)):
-                            slot = ib % B_STAGES
-                            wanted = number < PROGRAMS if RESIDENT else True
-                            if not RESIDENT:
+                        if STEADY:
+                            for use in gl.static_range(ROWS * (PARTS - part)):
+                                slot = ib % B_STAGES
+                                if not RESIDENT:
+                                    mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
+                                t = tap + use % ROWS * (KSTEP[1] * TAP_STEPS[1]) + use // ROWS * taps
+                                load_weights(
+                                    slot, t, depth, column, wanted, weights, b_room, b_full, DEPTH, COLUMNS, ACROSS
+                                )
+                                ib += 1
+                        else:
+                            for use in range(0, rows * (PARTS - part)):
+                                slot = ib % B_STAGES
                                 mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
-                            there = b_full.index(slot)
-                            mbarrier.expect(there, DEPTH * COLUMNS * ITEM, pred=wanted)
-                            into = b_room.index(slot)._reinterpret(dtype, weights.block_shape, weights.layout)
-                            t = tap + use % ROWS * (KSTEP[1] * TAP_STEPS[1]) + use // ROWS * taps
-                            if ACROSS:
-                                tma.async_copy_global_to_shared(weights, [depth, t, column], there, into, pred=wanted)
-                            else:
-                                tma.async_copy_global_to_shared(weights, [column, t, depth], there, into, pred=wanted)
-                            ib += 1
+                                t = tap + use % rows * (KSTEP[1] * TAP_STEPS[1]) + use // rows * taps
+                                load_weights(
+                                    slot, t, depth, column, wanted, weights, b_room, b_full, DEPTH, COLUMNS, ACROSS
+                                )
+                                ib += 1
     return ia, ib
 
 
 @gluon.jit
 def load(
     inputs,
-    halo,
     weights,
     shared,
     tiles,
@@ -287,9 +307,101 @@ def load(
             ib = 0
         for at in gl.static_range(LOOPS):
             ia, ib = load_view(
-                ia, ib, number, place, inputs, halo, weights, shared, sizes, steps, numbers, part_of(VIEWS, at, LOOPS),
-                TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
+                ia, ib, number, place, inputs, weights, shared, sizes, steps, numbers, part_of(VIEWS, at, LOOPS),
+                TAP_STEPS, KSTEP, OSTEP, BOX, sharing(part_of(VIEWS, at, LOOPS), ROWS, LOOPS),
+                is_steady(part_of(VIEWS, at, LOOPS), ROWS), PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, PROGRAMS,
             )  # fmt: skip
+
+
+@gluon.jit
+def product(
+    acc,
+    stage,
+    ib,
+    back,
+    shared,
+    GROUP: gl.constexpr,
+    BOX: gl.constexpr,
+    UNITS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+):
+    """Multiply a half of a box, from a row on, by a block of weights; then the product before this one is complete."""
+    a_room, b_room, _, _, _, b_full = shared
+    dtype: gl.constexpr = a_room.dtype
+    BITS: gl.constexpr = dtype.primitive_bitwidth
+    B_STAGES: gl.constexpr = b_full.shape[0]
+    ROW: gl.constexpr = BOX[1] * BOX[2] * BOX[3]
+    HALF: gl.constexpr = BOX[0] * ROW // 2
+    slot = ib % B_STAGES
+    mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
+    left = a_room.index(stage * UNITS + (back * ROW + GROUP * HALF) // 8)
+    left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
+    right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
+    acc = warpgroup_mma(left, right, acc, is_async=True)
+    return warpgroup_mma_wait(1, [acc])
+
+
+@gluon.jit
+def multiply_view(
+    acc,
+    ia,
+    ib,
+    place,
+    befores,
+    shared,
+    sizes,
+    steps,
+    blocks,
+    GROUP: gl.constexpr,
+    VIEWS: gl.constexpr,
+    OSTEP: gl.constexpr,
+    BOX: gl.constexpr,
+    ROWS: gl.constexpr,
+    STEADY: gl.constexpr,
+    PARTS: gl.constexpr,
+    MORE: gl.constexpr,
+    DEPTH: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    ACROSS: gl.constexpr,
+):
+    """Add the products of what a tile reads of one view. What the product before read may then be overwritten."""
+    _, _, a_free, a_full, b_free, b_full = shared
+    a_before, b_before = befores
+    A_STAGES: gl.constexpr = a_free.shape[0]
+    B_STAGES: gl.constexpr = b_full.shape[0]
+    UNITS: gl.constexpr = (BOX[0] + MORE) * BOX[1] * BOX[2] * BOX[3] // 8
+    AWAY: gl.constexpr = OSTEP[1] if OSTEP[1] > 0 else -OSTEP[1]
+    rows = ROWS if STEADY else says(VIEWS, TAPS + 1, place[5])
+    count = count_of(place, VIEWS, sizes, steps, OSTEP, BOX, ROWS, RESIDENT) * blocks
+    for _ in range(0, count):
+        for part in gl.static_range(PARTS):
+            stage = ia % A_STAGES
+            mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
+            if STEADY:
+                for use in gl.static_range(ROWS * (PARTS - part)):
+                    row = use % ROWS if OSTEP[1] > 0 else ROWS - 1 - use % ROWS
+                    acc = product(
+                        acc, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
+                    )  # fmt: skip
+                    if not RESIDENT:
+                        mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
+                    if use == 0:
+                        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=ia > a_before)
+                    ib += 1
+            else:
+                for use in range(0, rows * (PARTS - part)):
+                    row = use % rows if OSTEP[1] > 0 else rows - 1 - use % rows
+                    acc = product(
+                        acc, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
+                    )  # fmt: skip
+                    mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
+                    first = (use == 0) & (ia > a_before)
+                    mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=first)
+                    ib += 1
+            ia += 1
+    return acc, ia, ib
 
 
 @gluon.jit
@@ -326,53 +438,32 @@ def multiply(
     PROGRAMS: gl.constexpr,
 ):
     """Take the sums of one half of the rows of every tile, and store them."""
-    a_room, b_room, a_free, a_full, b_free, b_full = shared
+    a_room, _, a_free, _, b_free, b_full = shared
     total, blocks, subtiles, share_made, made, images, bias_stride = numbers
     dtype: gl.constexpr = a_room.dtype
     BITS: gl.constexpr = dtype.primitive_bitwidth
     A_STAGES: gl.constexpr = a_free.shape[0]
     B_STAGES: gl.constexpr = b_full.shape[0]
-    ROW: gl.constexpr = BOX[1] * BOX[2] * BOX[3]
-    UNITS: gl.constexpr = (BOX[0] + MORE) * ROW // 8
-    HALF: gl.constexpr = BOX[0] * ROW // 2
+    HALF: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3] // 2
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // BITS])
     ia = 0
     ib = 0
     for number in range(gl.program_id(0), total, PROGRAMS):
         place = tile_of(number, tiles, BOX)
         acc = gl.zeros([HALF, COLUMNS], gl.float32, LAYOUT)
-        count = gl.to_tensor(0)
-        for at in gl.static_range(LOOPS):
-            count += count_of(place, part_of(VIEWS, at, LOOPS), sizes, steps, OSTEP, BOX, ROWS, RESIDENT)
-        count = count * blocks
         if RESIDENT:
             ib = 0
-        a_before = ia
-        b_before = ib
-        for _ in range(0, count):
-            for part in gl.static_range(PARTS):
-                stage = ia % A_STAGES
-                mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
-                for use in gl.static_range(ROWS * (PARTS - part)):
-                    slot = ib % B_STAGES
-                    mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
-                    shift = use % ROWS * OSTEP[1] if OSTEP[1] > 0 else (use % ROWS + 1 - ROWS) * OSTEP[1]
-                    left = a_room.index(stage * UNITS + (shift * ROW + GROUP * HALF) // 8)
-                    left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
-                    right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
-                    acc = warpgroup_mma(left, right, acc, is_async=True)
-                    # The product before this one is complete: what it read may be overwritten.
-                    acc = warpgroup_mma_wait(1, [acc])
-                    if not RESIDENT:
-                        mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
-                    if use == 0:
-                        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=ia > a_before)
-                    ib += 1
-                ia += 1
+        befores = (ia, ib)
+        for at in gl.static_range(LOOPS):
+            acc, ia, ib = multiply_view(
+                acc, ia, ib, place, befores, shared, sizes, steps, blocks, GROUP, part_of(VIEWS, at, LOOPS), OSTEP, BOX,
+                sharing(part_of(VIEWS, at, LOOPS), ROWS, LOOPS), is_steady(part_of(VIEWS, at, LOOPS), ROWS), PARTS,
+                MORE, DEPTH, RESIDENT, ACROSS,
+            )  # fmt: skip
         acc = warpgroup_mma_wait(0, [acc])
         if not RESIDENT:
-            mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=count > 0)
-        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=count > 0)
+            mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > befores[1])
+        mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=ia > befores[0])
         # The channels of this tile: of all groups that it has, if there are several.
         base = (place[0] // subtiles) * share_made
         within = (place[0] % subtiles) * COLUMNS
@@ -478,11 +569,10 @@ def gather(
     a1,
     a2,
     a3,
-    a4,
+    a4,  # or, where boxes have more rows than tiles, the same with only these
     a5,
     a6,
     a7,
-    halo,  # the same with as many rows as a box has besides those of the tile
     weights,  # (channel, tap, channel)
     result,  # (row, plane, image, pixel, channel)
     out,
@@ -566,7 +656,7 @@ def gather(
                 INNER, UNIT, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (load, (
-                (a0, a1, a2, a3, a4, a5, a6, a7), halo, weights, shared, tiles, sizes, steps, total,
+                (a0, a1, a2, a3, a4, a5, a6, a7), weights, shared, tiles, sizes, steps, total,
                 (blocks, subtiles, window, images, taps),
                 VIEWS, LOOPS, TAP_STEPS, KSTEP, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS,
                 PROGRAMS,

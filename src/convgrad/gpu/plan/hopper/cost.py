@@ -29,21 +29,12 @@ EXACT = 4  # tiles of a program up to which the longest program is looked for, o
 
 def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> float:
     """The time that a candidate is expected to take: of the program with most to do, or of memory."""
-    item = way.operands.item
     blocks = ceil(way.window(p) / shape.depth)
-    # Products are as long as the matrix units take, or as shared memory takes to feed them: by rows of 64.
-    narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
-    uses = box.rows * way.operands.products
-    products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
-    loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
-    copies = loads * item / CACHE_BYTES
-    # Few blocks in flight wait for memory now and then.
-    thin = THIN if not box.resident and box.b_stages < 4 else 1.0
-    block = (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
+    costs = [blocks * _box_cycles(way, shape, box, view, target) for view in way.views]
     # Where neighbouring columns are no neighbours in memory, an instruction stores to many places.
     apart = p.strides(p.wanted)[2] not in (0, 1)
     tile = TILE + shape.results * DTYPES[p.out_dtype].size / (APART_BYTES if apart else STORED_BYTES)
-    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (blocks * block, tile))
+    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:
         given = p.size("x" if p.wanted == "y" else "y")
@@ -52,25 +43,40 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> flo
     return max(cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH + before
 
 
-def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[float, float]) -> float:
-    """The cycles of the program with most to do. `costs`: of a box of the input, of a tile."""
+def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) -> float:
+    """The cycles of a box of the input, and of all that is multiplied by it."""
+    item = way.operands.item
+    rows = box.rows if len(way.views) == 1 else min(box.rows, max(view.taps[1], 1))
+    # Products are as long as the matrix units take, or as shared memory takes to feed them: by rows of 64.
+    narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
+    uses = rows * way.operands.products
+    products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
+    loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
+    copies = loads * item / CACHE_BYTES
+    # Few blocks in flight wait for memory now and then.
+    thin = THIN if not box.resident and box.b_stages < 4 else 1.0
+    return (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
+
+
+def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[list[float], float]) -> float:
+    """The cycles of the program with most to do. `costs`: of a box of each view, of a tile."""
     outer = way.column_tiles(p, shape.columns) * ceil(p.n / box.size[2])
     live = [_live(way, view, box) for view in way.views]
     places = prod(len(axis) for axis in live[0])
     tiles = outer * places * (len(way.views) // way.loops)
-    sums = [prod(sum(axis) for axis in axes) for axes in live]
+    sums = [prod(sum(axis) for axis in axes) * cost for axes, cost in zip(live, costs[0], strict=True)]
     if tiles > EXACT * programs or len(way.views) > way.loops:
         uneven = ceil(tiles / programs) * programs / tiles if len(way.views) == way.loops else 1.0
-        last = 0.0 if uneven > 1.0 else max(sums) / places * costs[0] / 2
-        return (sum(sums) * outer * costs[0] + tiles * costs[1]) / programs * uneven + last
+        last = 0.0 if uneven > 1.0 else max(sums) / places / 2
+        return (sum(sums) * outer + tiles * costs[1]) / programs * uneven + last
     columns = way.column_tiles(p, shape.columns)
-    boxes_of = [0] * places
-    for planes, rows, pixels in live:
-        counts = [a * b * c for a in planes for b in rows for c in pixels]
-        boxes_of = [so_far + more for so_far, more in zip(boxes_of, counts, strict=True)]
+    cycles = [costs[1]] * places
+    for (planes, rows, pixels), cost in zip(live, costs[0], strict=True):
+        more = [a * b * c * cost for a in planes for b in rows for c in pixels]
+        cycles = [so_far + by for so_far, by in zip(cycles, more, strict=True)]
     busy = [0.0] * programs
     for number in range(tiles):
-        busy[number % programs] += boxes_of[number // columns % places] * costs[0] + costs[1]
+        busy[number % programs] += cycles[number // columns % places]
     return max(busy)
 
 
@@ -80,7 +86,7 @@ def _live(way: Way, view: View, box: Box) -> list[list[int]]:
     for axis, extent in ((0, box.size[1]), (1, box.size[0]), (2, box.size[3])):
         starts = range(0, way.steps[axis], extent)
         if axis == 1 and box.rows > 1:
-            found.append([view.taps[1] // box.rows] * len(starts))
+            found.append([ceil(view.taps[1] / box.rows)] * len(starts))
         elif box.resident:
             found.append([view.taps[axis]] * len(starts))
         else:

@@ -85,15 +85,18 @@ def stored(p: Problem, s: Space, best: Candidate) -> str:
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
-    """The boxes of the input for all views, and those of its further rows."""
+    """The boxes of the input for all views; with more rows than tiles have, those of these rows come after them."""
     given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if best.way.operands.parts > 1:
         given = input_parts(p, s)
     assert isinstance(given, Seen)
     box = (*best.box.size, best.shape.depth)
     inputs = views_of(given, best.way.views, s.stride, box) if p.wanted == "y" else (given.descriptor(box),)
-    inputs += inputs[:1] * (SOURCES - len(inputs))
-    return (*inputs, rows_more(inputs[0], best.box.more) if best.box.more else inputs[0])
+    if best.box.more:
+        half = SOURCES // 2
+        inputs += inputs[:1] * (half - len(inputs))
+        return (*inputs, *(rows_more(input_, best.box.more) for input_ in inputs))
+    return (*inputs, *inputs[:1] * (SOURCES - len(inputs)))
 
 
 def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store: str, target: Target) -> Launch:

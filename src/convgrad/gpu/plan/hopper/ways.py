@@ -43,10 +43,11 @@ class Way(NamedTuple):
     @property
     def rows(self) -> tuple[int, int]:
         """Taps along rows that may read one box, and by how many rows they are apart."""
-        if len(self.views) > 1:
-            return 1, 0
-        taps = self.views[0].taps[1]
-        return max(count for count in range(1, MOST_ROWS + 1) if taps % count == 0), self.step[1]
+        taps = [view.taps[1] for view in self.views]
+        if len(taps) == 1:
+            return max(count for count in range(1, MOST_ROWS + 1) if taps[0] % count == 0), self.step[1]
+        # There are descriptors for four views with boxes of both heights.
+        return (max(taps) if max(taps) <= MOST_ROWS and self.loops <= MOST_LOOPS // 2 else 1), self.step[1]
 
 
 def ways(p: Problem, s: Space, operands: Operands) -> Iterator[Way]:
