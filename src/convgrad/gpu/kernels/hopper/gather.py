@@ -417,7 +417,7 @@ def multiply(
     steps,
     numbers,
     out_strides,
-    ends,
+    out_sizes,
     VIEWS: gl.constexpr,
     LOOPS: gl.constexpr,
     OSTEP: gl.constexpr,
@@ -432,7 +432,9 @@ def multiply(
     STORE: gl.constexpr,
     STRIDE: gl.constexpr,
     INNER: gl.constexpr,
-    UNIT: gl.constexpr,
+    MERGED: gl.constexpr,
+    OUT_UNIT: gl.constexpr,
+    PIECE: gl.constexpr,
     BIAS: gl.constexpr,
     ACCUMULATE: gl.constexpr,
     PROGRAMS: gl.constexpr,
@@ -486,18 +488,28 @@ def multiply(
             pixel = place[3] + GROUP * (BOX[3] - block[3])
             room = room._reinterpret(result.dtype, block, result.layout)
             tma.async_copy_shared_to_global(result, [row, plane, image, pixel, base + within], room)
+        elif STORE == "turned":
+            # Neighbouring pixels are neighbours in memory.
+            LANES: gl.constexpr = min(32, HALF // PIECE)
+            HIGH: gl.constexpr = gl.BlockedLayout([1, PIECE], [32 // LANES, LANES], [4, 1], [1, 0])
+            room = staging.index(GROUP)
+            room.permute((1, 0)).store(acc.to(out.dtype.element_ty))
+            write(
+                room.load(HIGH), out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
+                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, False, HIGH,
+            )  # fmt: skip
         elif STORE == "rows":
             WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
             room = staging.index(GROUP)
             room.store(acc.to(out.dtype.element_ty))
             write(
-                room.load(WIDE), out, place, base, within, share_made, made, images, steps, out_strides, ends,
-                GROUP, VIEWS, BOX, STRIDE, INNER, UNIT, False, WIDE,
+                room.load(WIDE), out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
+                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, False, False, WIDE,
             )  # fmt: skip
         else:
             write(
-                acc, out, place, base, within, share_made, made, images, steps, out_strides, ends,
-                GROUP, VIEWS, BOX, STRIDE, INNER, UNIT, ACCUMULATE, LAYOUT,
+                acc, out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
+                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, False, ACCUMULATE, LAYOUT,
             )  # fmt: skip
     if STORE == "copy":
         tma.store_wait(0)
@@ -515,24 +527,27 @@ def write(
     images,
     steps,
     out_strides,
-    ends,
+    out_sizes,
     GROUP: gl.constexpr,
     VIEWS: gl.constexpr,
     BOX: gl.constexpr,
     STRIDE: gl.constexpr,
     INNER: gl.constexpr,
-    UNIT: gl.constexpr,
+    MERGED: gl.constexpr,
+    OUT_UNIT: gl.constexpr,
+    TURNED: gl.constexpr,
     ACCUMULATE: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Store results element by element, wherever they lie.
+    """Store results element by element, wherever they lie. With TURNED, `values` have their columns as rows.
 
     INNER is 0, or how many channels there are of every position within a stride: then columns go over these positions.
+    With MERGED, pixels within a stride and their channels lie side by side, and all of them are inside.
     """
-    HALF: gl.constexpr = values.shape[0]
-    COLUMNS: gl.constexpr = values.shape[1]
-    m = GROUP * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LAYOUT))
-    j = within + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
+    HALF: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3] // 2
+    COLUMNS: gl.constexpr = values.shape[0] if TURNED else values.shape[1]
+    m = GROUP * HALF + gl.arange(0, HALF, gl.SliceLayout(0 if TURNED else 1, LAYOUT))
+    j = within + gl.arange(0, COLUMNS, gl.SliceLayout(1 if TURNED else 0, LAYOUT))
     view = place[5]
     t2 = place[3] + m % BOX[3]
     n = place[4] + m // BOX[3] % BOX[2]
@@ -542,22 +557,34 @@ def write(
     p1 = t1 * STRIDE[1] + says(VIEWS, PHASE + 1, view)
     p2 = t2 * STRIDE[2] + says(VIEWS, PHASE + 2, view)
     has = (n < images) & (t0 < steps[0]) & (t1 < steps[1]) & (t2 < steps[2])
-    has = has & (p0 < ends[0]) & (p1 < ends[1]) & (p2 < ends[2])
-    rows = n * out_strides[0] + p0 * out_strides[2] + p1 * out_strides[3] + p2 * out_strides[4]
+    if STRIDE[0] * STRIDE[1] * STRIDE[2] > 1:
+        has = has & (p0 < out_sizes[0]) & (p1 < out_sizes[1]) & (p2 < out_sizes[2])
+    rows = n * out_strides[0] + p0 * out_strides[2] + p1 * out_strides[3]
+    rows = rows + (p2 if OUT_UNIT == 5 else p2 * out_strides[4])
     if INNER > 0:
-        i2 = j // INNER % STRIDE[2]
         i1 = j // (INNER * STRIDE[2]) % STRIDE[1]
         i0 = j // (INNER * STRIDE[2] * STRIDE[1])
-        columns = j % INNER if UNIT else j % INNER * out_strides[1]
-        columns = columns + i0 * out_strides[2] + i1 * out_strides[3] + i2 * out_strides[4]
+        columns = i0 * out_strides[2] + i1 * out_strides[3]
         mask = has[:, None] & (j < made)[None, :]
-        mask = mask & (p0[:, None] + i0[None, :] < ends[0])
-        mask = mask & (p1[:, None] + i1[None, :] < ends[1])
-        mask = mask & (p2[:, None] + i2[None, :] < ends[2])
+        mask = mask & (p0[:, None] + i0[None, :] < out_sizes[0])
+        mask = mask & (p1[:, None] + i1[None, :] < out_sizes[1])
+        if MERGED:
+            columns = columns + j % (INNER * STRIDE[2])
+        else:
+            i2 = j // INNER % STRIDE[2]
+            columns = columns + (j % INNER if OUT_UNIT == 2 else j % INNER * out_strides[1])
+            columns = columns + (i2 if OUT_UNIT == 5 else i2 * out_strides[4])
+            mask = mask & (p2[:, None] + i2[None, :] < out_sizes[2])
+        to = out + rows[:, None] + columns[None, :]
     else:
-        columns = base + j if UNIT else (base + j) * out_strides[1]
-        mask = has[:, None] & ((j < share_made) & (base + j < made))[None, :]
-    to = out + rows[:, None] + columns[None, :]
+        columns = base + j if OUT_UNIT == 2 else (base + j) * out_strides[1]
+        wanted = (j < share_made) & (base + j < made)
+        if TURNED:
+            mask = wanted[:, None] & has[None, :]
+            to = out + columns[:, None] + rows[None, :]
+        else:
+            mask = has[:, None] & wanted[None, :]
+            to = out + rows[:, None] + columns[None, :]
     if ACCUMULATE:
         values += gl.load(to, mask=mask, other=0.0).to(gl.float32)
     gl.store(to, values.to(out.dtype.element_ty), mask=mask)
@@ -580,7 +607,7 @@ def gather(
     tiles,  # of channels, pixels, rows, planes and images
     sizes,  # of the input: planes, rows, pixels
     steps,  # of the results
-    ends,  # of the results: their positions, where there are several phases
+    out_sizes,  # of the results: their positions, where there are several phases
     out_strides,  # image, channel, plane, row, pixel
     total,
     blocks,  # of channels, of a sum
@@ -609,7 +636,9 @@ def gather(
     STORE: gl.constexpr,
     STRIDE: gl.constexpr,
     INNER: gl.constexpr,
-    UNIT: gl.constexpr,
+    MERGED: gl.constexpr,
+    OUT_UNIT: gl.constexpr,
+    PIECE: gl.constexpr,
     BIAS: gl.constexpr,
     ACCUMULATE: gl.constexpr,
     PROGRAMS: gl.constexpr,
@@ -633,9 +662,10 @@ def gather(
     else:
         C_TYPE: gl.constexpr = out.dtype.element_ty
         C_BITS: gl.constexpr = C_TYPE.primitive_bitwidth
-        C_SWIZZLE: gl.constexpr = min(COLUMNS * C_BITS // 8, 128)
+        C_SWIZZLE: gl.constexpr = 128 if STORE == "turned" else min(COLUMNS * C_BITS // 8, 128)
+        C_SHAPE: gl.constexpr = [2, COLUMNS, PIXELS // 2] if STORE == "turned" else [2, PIXELS // 2, COLUMNS]
         C_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(C_SWIZZLE, C_BITS, 2)
-        staging = gl.allocate_shared_memory(C_TYPE, [2, PIXELS // 2, COLUMNS], C_LAYOUT)
+        staging = gl.allocate_shared_memory(C_TYPE, C_SHAPE, C_LAYOUT)
     a_free = barriers(A_STAGES, 2)
     a_full = barriers(A_STAGES, 1)
     b_free = barriers(B_STAGES, 2)
@@ -646,14 +676,14 @@ def gather(
     gl.warp_specialize(
         [
             (multiply, (
-                0, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
+                0, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
                 VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
-                INNER, UNIT, BIAS, ACCUMULATE, PROGRAMS,
+                INNER, MERGED, OUT_UNIT, PIECE, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (multiply, (
-                1, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, ends,
+                1, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
                 VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
-                INNER, UNIT, BIAS, ACCUMULATE, PROGRAMS,
+                INNER, MERGED, OUT_UNIT, PIECE, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (load, (
                 (a0, a1, a2, a3, a4, a5, a6, a7), weights, shared, tiles, sizes, steps, total,

@@ -22,7 +22,6 @@ SPREAD = 0.006  # of a block, for each doubling of the images that it comes from
 THIN = 1.04  # of a block, where few are on their way
 TILE = 700  # cycles of a tile besides its sum
 STORED_BYTES = 64  # of results, in a cycle
-APART_BYTES = 16
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 
@@ -31,9 +30,11 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> flo
     """The time that a candidate is expected to take: of the program with most to do, or of memory."""
     blocks = ceil(way.window(p) / shape.depth)
     costs = [blocks * _box_cycles(way, shape, box, view, target) for view in way.views]
-    # Where neighbouring columns are no neighbours in memory, an instruction stores to many places.
-    apart = p.strides(p.wanted)[2] not in (0, 1)
-    tile = TILE + shape.results * DTYPES[p.out_dtype].size / (APART_BYTES if apart else STORED_BYTES)
+    # Where neighbouring columns are no neighbours in memory, pixels may be; memory comes in pieces of 32 bytes.
+    stored = shape.results * DTYPES[p.out_dtype].size / STORED_BYTES
+    if p.strides(p.wanted)[2] not in (0, 1):
+        stored *= max(1.0, 32 / (box.size[3] * DTYPES[p.out_dtype].size))
+    tile = TILE + stored
     cycles = START + _longest(p, way, shape, box, target.multiprocessors, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:

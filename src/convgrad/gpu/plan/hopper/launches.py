@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ....dtypes import DTYPES
 from ....spec.problem import Ints, Problem
 from ...target import Target
-from ..axes import factors, strides, three
+from ..axes import LAST, factors, strides, three
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
@@ -80,8 +80,12 @@ def stored(p: Problem, s: Space, best: Candidate) -> str:
     steady = p.wanted == "y" or prod(s.stride) == 1
     if dense and steady and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
-    # Neighbouring columns must be neighbours in memory.
-    return "rows" if arranged_strides(p, p.wanted, s.order)[2] == 1 and way.inner % 8 == 0 else "plain"
+    # Neighbouring columns are neighbours in memory, or neighbouring pixels.
+    of = arranged_strides(p, p.wanted, s.order)
+    run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
+    if of[2] == 1 and run % 4 == 0:
+        return "rows"
+    return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
@@ -99,6 +103,12 @@ def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     return (*inputs, *inputs[:1] * (SOURCES - len(inputs)))
 
 
+def is_merged(p: Problem, s: Space, way: Way) -> bool:
+    """Whether the pixels of x within a stride lie side by side with their channels, and all of them are inside."""
+    of = arranged_strides(p, p.wanted, s.order)
+    return way.inner > 0 and of[2] in (0, 1) and of[LAST] == way.inner and s.made[2] % s.stride[2] == 0
+
+
 def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store: str, target: Target) -> Launch:
     """The launch that takes the sums."""
     way, shape, box = best.way, best.shape, best.box
@@ -109,6 +119,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         assert isinstance(made, Seen)
         result = made.descriptor((*half(box.size), shape.columns))
     out_strides = arranged_strides(p, p.wanted, s.order)
+    unit = 2 if out_strides[2] == 1 else LAST if out_strides[LAST] == 1 else -1
     programs = min(prod(best.tiles), target.multiprocessors)
     if box.resident:
         programs = min(prod(best.tiles), target.multiprocessors // best.tiles[0] * best.tiles[0])
@@ -116,7 +127,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("tiles", best.tiles[:5]),
         ("sizes", way.sizes),
         ("steps", way.steps),
-        ("ends", s.made),
+        ("out_sizes", s.made),
         ("out_strides", (out_strides[0], *out_strides[2:])),
         ("total", prod(best.tiles)),
         ("blocks", ceil(way.window(p) / shape.depth)),
@@ -147,7 +158,9 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("STORE", store),
         ("STRIDE", s.stride if p.wanted == "x" else (1, 1, 1)),
         ("INNER", way.inner),
-        ("UNIT", out_strides[2] == 1),
+        ("MERGED", is_merged(p, s, way)),
+        ("OUT_UNIT", unit),
+        ("PIECE", min(8, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
         ("PROGRAMS", programs),
@@ -156,6 +169,11 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
     tensors = (out, ("bias", p.dtype) if p.bias_stride is not None else out)
     descriptors = (*inputs, weights.descriptor(way.operands.dtype, shape.columns, shape.depth), result)
     return Launch("gather", programs, tensors, values, constants, 4, 1, "hopper.gather", descriptors)
+
+
+def _power_of(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
 
 
 def half(size: Ints) -> Ints:
