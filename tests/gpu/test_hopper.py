@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 import pytest
-from test_offline import spills
+from test_offline import machine_code, spills
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import registry
@@ -31,6 +31,15 @@ LAYERS = {
     "3d": "{} {} n2 g1 cx32 cy32 x16x18x20 w3x3x3 y16x18x20 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc w@xio",
     "1d": "{} {} n16 g1 cx64 cy64 x500 w9 y500 s1 d1 p4 x@nxc y@nxc w@xio bias accumulate",
 }
+
+STORES = {
+    "copy": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "turned": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 y@nxc",
+    "rows": "x bf16 n16 g1 cx3 cy96 x32x32 w4x4 y8x8 s4x4 d1x1 p0x0 x@nxc y@nxc",
+    "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
+}
+"""A problem for each way to store results, and what machine code shows of it."""
+STORED = {"copy": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
 
 
 def planned(name, wanted="x", dtype="bf16", precision="default"):
@@ -153,6 +162,14 @@ def test_gathers_compile(name, wanted, dtype):
         if launch.kernel == "gather":
             assert "wgmma.mma_async" in kernel.asm["ptx"]
             assert re.search(r"cp\.async\.bulk\.tensor\.5d", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("store", slow_but(["turned"], STORES))
+def test_results_are_stored_together(store):
+    plan = gather.plan(Problem.parse(STORES[store]), TARGET)
+    assert isinstance(plan, Plan), plan
+    assert plan.launches[-1].constant("STORE") == store
+    assert re.search(STORED[store], machine_code(compiler.build(plan.launches[-1], TARGET, aligned=True)))
 
 
 @pytest.mark.parametrize("kind", slow_but(["resident"], ["resident", "ring", "halo", "rows", "plain"]))
