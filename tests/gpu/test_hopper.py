@@ -12,7 +12,7 @@ from test_offline import machine_code, spills
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import registry
-from convgrad.gpu.plan.hopper import gather, launches, views, ways
+from convgrad.gpu.plan.hopper import fold, gather, launches, views, ways
 from convgrad.gpu.plan.records import Plan
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -90,6 +90,49 @@ def test_positions_within_a_stride_meet_all_that_reaches_them():
             met |= {far // space.stride[axis]} if far % space.stride[axis] == 0 else set()
         assert min(met) == first[axis]
         assert max(met) < first[axis] + count[axis]
+
+
+def addresses(problem):
+    """For every element of y, the pairs of elements of x and w whose products it sums, all by their addresses."""
+    found = {}
+    at = lambda strides, index: sum(i * s for i, s in zip(index, strides, strict=True))  # noqa: E731
+    for y in product(*map(range, problem.shape("y"))):
+        n, g, cy, *o = y
+        pairs = []
+        for cx, *k in product(range(problem.cx), *map(range, problem.w)):
+            x = [
+                i * s + j * d - b
+                for i, j, s, d, b in zip(o, k, problem.stride, problem.dilation, problem.pad, strict=True)
+            ]
+            if all(0 <= i < size for i, size in zip(x, problem.x, strict=True)):
+                pairs.append((at(problem.x_strides, (n, g, cx, *x)), at(problem.w_strides, (g, cy, cx, *k))))
+        found[at(problem.y_strides, y)] = sorted(pairs)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y bf16 n2 g1 cx3 cy2 x8x8 w4x4 y2x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio",
+        "y bf16 n2 g1 cx3 cy2 x9x8 w2x3 y3x3 s3x2 d2x1 p0x0 x@nxc w@xio",
+        "y bf16 n1 g1 cx1 cy2 x9x8 w3x2 y7x7 s1x1 d1x1 p0x0",
+        "y bf16 n2 g1 cx4 cy3 x9 w3 y3 s3 d1 p0 x@nxc w@xio",
+    ],
+)
+def test_windows_are_read_as_channels(line):
+    problem = Problem.parse(line)
+    other = fold.folded(problem)
+    assert other is not None
+    assert addresses(other) == addresses(problem)
+
+
+def test_windows_with_padding_are_not_read_as_channels():
+    for line in ("p1x0", "d1x2", "y3x2", "x@ncx"):
+        words = "y bf16 n2 g1 cx3 cy2 x9x9 w4x4 y2x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio"
+        for key in ("p", "d", "y", "x@"):
+            if line.startswith(key):
+                words = re.sub(rf" {key}[0-9n]\S*", f" {line}", words, count=1)
+        assert fold.folded(Problem.parse(words)) is None, words
 
 
 @pytest.mark.parametrize("name", LAYERS)

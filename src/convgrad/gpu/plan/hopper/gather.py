@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 
 from ....spec.problem import Problem
@@ -14,6 +15,7 @@ from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
+from .fold import folded
 from .launches import Candidate, settle
 from .tensors import Operands, input_parts, seen
 from .views import space
@@ -24,6 +26,18 @@ SPARE = 2048  # bytes of shared memory for barriers
 
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
+    found = plan_as_it_is(p, target, precision)
+    other = folded(p)
+    if other is not None:
+        told = "the pixels of a window are read as channels, its rows as planes"
+        turned = plan_as_it_is(other, target, precision)
+        if not isinstance(turned, str) and (isinstance(found, str) or turned.seconds < found.seconds):
+            return replace(turned, why=(told, *turned.why))
+    return found
+
+
+def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
+    """The plan for a problem by the axes that it has."""
     operands = operands_of(p, target, precision)
     if reason := refusal(p, operands):
         return reason
