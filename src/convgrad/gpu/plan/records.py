@@ -36,6 +36,7 @@ class Descriptor:
     swizzle: int = 128  # bytes of a row of shared memory; 0, 32, 64 or 128
     offset: int = 0  # elements before the first one that is seen
     transposed: bool = False
+    steps: Ints = ()  # from element to element of each axis that are taken; without them, all are
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,604 @@
+"""w on Hopper: matrix products over boxes of pixels that the copy engine brings.
+
+A candidate says how taps, channels and pixels are cut; a model of a multiprocessor picks one. See
+`kernels/hopper/weights.py` for what the words mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import permutations
+from math import ceil, gcd, prod
+from typing import NamedTuple
+
+from ...dtypes import DTYPES
+from ...spec.problem import Ints, Problem
+from ..target import Target
+from .axes import is_wide, strides, three
+from .records import PARTS, Constants, Descriptor, Launch, Plan, Values
+
+FOLDED = "folded"
+"""The name of the area for x with taps as channels."""
+
+MOST_FOLDED = 1024  # such channels
+MOST_WORKSPACE = 256 << 20
+ALIGN = 16  # bytes
+STEPS = 8  # elements, from which the copy engine takes one, at most
+BOX = 256  # elements of an axis of a box, at most
+REGISTERS = 192  # of a thread, for sums
+CACHE_BYTES = 44  # of blocks that a multiprocessor gets in a cycle
+STAGE = 24  # cycles of a stage besides
+PROGRAM = 2e-6  # seconds before the first products
+SLOT = 1.2e-6  # seconds that it takes to write a tile's sums
+FINISH = 3e-6  # seconds of adding slots, besides their bytes
+
+
+class View(NamedTuple):
+    """The problem as the kernel sees it: x, y and taps, and how w is made of them. Axes are three, in any order."""
+
+    x: str  # the tensor, or an area
+    x_sizes: Ints
+    y_sizes: Ints
+    images: int
+    groups: int
+    x_channels: int  # of a group
+    y_channels: int
+    x_strides: Ints  # three axes and n, in elements
+    y_strides: Ints
+    kernel: Ints
+    stride: Ints
+    dilation: Ints
+    pad: Ints
+    w_strides: Ints  # g, channels of y, channels of x, three axes
+    taps: Ints  # of the problem: some of them may be folded into channels of x
+    fold: Ints = (1, 1, 1)
+    channels: int = 0  # of x in the problem
+
+    def ordered(self, order: Ints) -> View:
+        """The same with its axes in another order."""
+
+        def axes(values: Ints) -> Ints:
+            return tuple(values[axis] for axis in order)
+
+        return self._replace(
+            x_sizes=axes(self.x_sizes),
+            y_sizes=axes(self.y_sizes),
+            x_strides=(*axes(self.x_strides), self.x_strides[3]),
+            y_strides=(*axes(self.y_strides), self.y_strides[3]),
+            kernel=axes(self.kernel),
+            stride=axes(self.stride),
+            dilation=axes(self.dilation),
+            pad=axes(self.pad),
+            w_strides=(*self.w_strides[:3], *axes(self.w_strides[3:])),
+            taps=axes(self.taps),
+            fold=axes(self.fold),
+        )
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut a view into tiles and boxes."""
+
+    view: View
+    box: Ints  # axis 0, axis 1, n, axis 2
+    taps: int  # of a group, along axis 0
+    step: int  # between taps of a group
+    shift: int  # rows of a box between taps of a group
+    units: int  # of a tile
+    block: int  # channels of a unit
+    columns: int  # channels of y that a group of warps multiplies
+    split: int  # whether groups of warps share columns, then 2, or units
+    joined: int  # groups of channels that are taken as one block of them
+    skip: bool
+    item: int  # bytes of an element
+
+    @property
+    def halo(self) -> int:
+        """Rows of a box of x beyond those of y."""
+        return (self.taps - 1) * self.shift
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a box."""
+        return prod(self.box)
+
+    @property
+    def sums(self) -> int:
+        """Sums of 64 by the columns, of a tile."""
+        return self.units * self.block // 64 * self.taps
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        rows = self.pixels + self.halo * self.pixels // self.box[0]
+        return (self.pixels * self.columns * self.split + rows * self.block * self.units) * self.item
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, for sums."""
+        many = self.sums if self.split == 2 else ceil(self.sums / 2)
+        return many * self.columns // 2
+
+    @property
+    def group_blocks(self) -> int:
+        """Blocks of groups."""
+        return ceil(self.view.groups / self.joined)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of channels of x in a block of groups."""
+        return ceil(_width(self.view.x_channels * self.joined, self.group_blocks, self.item) / self.block)
+
+    @cached_property
+    def runs(self) -> int:
+        """Runs of channels of y in a block of groups."""
+        width = _width(self.view.y_channels * self.joined, self.group_blocks, self.item)
+        return ceil(width / (self.columns * self.split))
+
+    @property
+    def all_units(self) -> int:
+        """Units of a block of groups."""
+        first = self.step * ceil(ceil(self.view.kernel[0] / self.step) / self.taps)
+        return first * self.view.kernel[1] * self.view.kernel[2] * self.blocks
+
+    @property
+    def unit_parts(self) -> int:
+        """Tiles of a block of groups and a run of channels of y."""
+        return ceil(self.all_units / self.units)
+
+    @property
+    def tiles(self) -> int:
+        """All tiles."""
+        return self.group_blocks * self.unit_parts * self.runs
+
+    @cached_property
+    def whole(self) -> int:
+        """The length of the list for a block of groups."""
+        if not self.skip:
+            return self.unit_parts * self.runs * self._boxes([(0, size) for size in self.view.y_sizes])
+        return self.runs * sum(self._boxes(self._spans(part)) for part in range(self.unit_parts))
+
+    def _boxes(self, spans: list[tuple[int, int]]) -> int:
+        counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self._sides, strict=True)]
+        return prod(counts) * ceil(self.view.images / self.box[2])
+
+    @property
+    def _sides(self) -> Ints:
+        return (self.box[0], self.box[1], self.box[3])
+
+    def _spans(self, part: int) -> list[tuple[int, int]]:
+        """From where to where pixels of each axis meet x by any tap of a tile."""
+        view = self.view
+        spans = [(size, 0) for size in view.y_sizes]
+        for unit in range(part * self.units, min((part + 1) * self.units, self.all_units)):
+            group = unit // self.blocks
+            k2 = group % view.kernel[2]
+            group //= view.kernel[2]
+            k1 = group % view.kernel[1]
+            group //= view.kernel[1]
+            k0 = group % self.step + group // self.step * self.step * self.taps
+            last = min(k0 + self.step * (self.taps - 1), view.kernel[0] - 1)
+            reached = (self._reach(0, k0, last), self._reach(1, k1, k1), self._reach(2, k2, k2))
+            spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(spans, reached, strict=True)]
+        return spans
+
+    def _reach(self, axis: int, first: int, last: int) -> tuple[int, int]:
+        view = self.view
+        stride, dilation, pad = view.stride[axis], view.dilation[axis], view.pad[axis]
+        start = ceil(max(0, pad - last * dilation) / stride)
+        stop = ceil(max(0, view.x_sizes[axis] + pad - first * dilation) / stride)
+        return start, min(stop, view.y_sizes[axis])
+
+    @property
+    def walk(self) -> Ints:
+        """What the kernel calls WALK."""
+        view = self.view
+        taps = (*view.kernel, *view.stride, *view.dilation, *view.pad)
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
+
+
+def _width(channels: int, blocks: int, item: int) -> int:
+    """Channels of a block of groups, with those before it down to a multiple of 16 bytes."""
+    per = ALIGN // item
+    return channels + max(channels * block % per for block in range(min(blocks, per)))
+
+
+def plan(p: Problem, target: Target, precision: str) -> Plan | str:
+    """The plan for a problem, or why there is none."""
+    if p.wanted != "w":
+        return "it takes weight gradients"
+    if p.dtype not in ("bf16", "f16"):
+        return "it takes bf16 and f16"
+    if not p.flops:
+        return "there is no product"
+    found = views(p)
+    if isinstance(found, str):
+        return found
+    best, time = None, 0.0
+    for view, fold in found:
+        before = fold_seconds(p, view, target) if fold else 0.0
+        for cut in cuts(view, DTYPES[p.dtype].size, target):
+            expected = seconds(p, cut, target)
+            if expected and (best is None or expected + before < time):
+                best, time = (cut, fold), expected + before
+    if best is None:
+        return "no tile of it fits into shared memory, or its sums not into a workspace"
+    return settle(p, target, *best, time)
+
+
+def settle(p: Problem, target: Target, cut: Cut, fold: Launch | None, time: float) -> Plan:
+    """The plan of a cut."""
+    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    launches: tuple[Launch, ...] = (_sums(p, target, cut, programs), _finish(p, cut, programs))
+    areas: tuple[tuple[str, int], ...] = ((PARTS, slots(cut, programs) * _slot_bytes(cut)),)
+    taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
+    told = "x".join(map(str, cut.box))
+    why: tuple[str, ...] = (
+        f"tiles of {cut.units} blocks of {cut.block} channels of x{taps}, by {cut.columns * cut.split} channels of y",
+        f"boxes of {told} pixels (axis, axis, n, axis), {cut.whole * cut.group_blocks} of {cut.tiles} tiles, "
+        f"cut evenly into {programs} programs" + ("; taps that meet padding alone are left out" if cut.skip else ""),
+    )
+    if fold is not None:
+        launches = (fold, *launches)
+        areas = ((FOLDED, _folded_bytes(cut.view, cut.item)), *areas)
+        many = prod(cut.view.fold)
+        why = (*why, f"{many} taps of {p.cx} channels of x are laid side by side first")
+    size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
+    does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
+    return Plan("weights_boxes", does, launches, areas, time, why, "", size, programs)
+
+
+def slots(cut: Cut, programs: int) -> int:
+    """Every program has a slot for each tile that it meets."""
+    return programs + cut.tiles
+
+
+def _slot_bytes(cut: Cut) -> int:
+    return cut.sums * 64 * cut.columns * cut.split * 4
+
+
+def views(p: Problem) -> list[tuple[View, Launch | None]] | str:
+    """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
+    y = _strides(p, "y", p.cy)
+    if isinstance(y, str):
+        return y
+    axes = three(p)
+    if max(*axes.x, *axes.y, p.n, *(d * k for d, k in zip(axes.dilation, axes.w, strict=True))) >= 2**30:
+        return "sizes go beyond 31 bits"
+    found: list[tuple[View, Launch | None]] = []
+    direct = look(p, y)
+    if not isinstance(direct, str):
+        found.append((direct, None))
+    if p.g == 1 and p.cx < 32 and (isinstance(direct, str) or prod(p.w) > 1):
+        found += folded(p, y)
+    return found or str(direct)
+
+
+def _strides(p: Problem, role: str, channels: int) -> Ints | str:
+    """The strides of the axes and of n as the copy engine takes them, or why it does not."""
+    n, g, c, *space = strides(p, role)
+    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
+        return f"channels of {role} do not lie side by side"
+    item = DTYPES[p.dtype].size
+    pairs = list(zip((*three(p).sizes(role), p.n), (*space, n), strict=True))
+    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
+        return f"steps of {role} are no multiples of {ALIGN} bytes"
+    # A stride that no element uses still has to be one that the copy engine takes.
+    most = max([step for size, step in pairs if size > 1], default=ALIGN)
+    return tuple(step if size > 1 else most for size, step in pairs)
+
+
+def look(p: Problem, y: Ints) -> View | str:
+    """The problem as it is, or why the copy engine cannot read x."""
+    axes, x = three(p), _strides(p, "x", p.cx)
+    if isinstance(x, str):
+        return x
+    x_sizes, x_strides, stride = list(axes.x), list(x), list(axes.stride)
+    for axis in range(3):
+        if axes.y[axis] == 1:
+            stride[axis] = 1
+        elif stride[axis] > 1 and axes.w[axis] == 1 and axes.pad[axis] == 0:
+            # There is one tap: what lies between its pixels is nobody's business.
+            x_sizes[axis] = ceil(x_sizes[axis] / stride[axis])
+            x_strides[axis] *= stride[axis]
+            stride[axis] = 1
+    if max(stride) > STEPS:
+        return f"a stride is above {STEPS}"
+    return View(
+        "x",
+        tuple(x_sizes),
+        axes.y,
+        p.n,
+        p.g,
+        p.cx,
+        p.cy,
+        tuple(x_strides),
+        y,
+        axes.w,
+        tuple(stride),
+        axes.dilation,
+        axes.pad,
+        strides(p, "w"),
+        axes.w,
+        (1, 1, 1),
+        p.cx,
+    )
+
+
+def folded(p: Problem, y: Ints) -> list[tuple[View, Launch]]:
+    """The problem with taps as channels of x: all of them, or all but some along the first axis."""
+    axes, item, first = three(p), DTYPES[p.dtype].size, 3 - p.rank
+    rows = [axes.w[first]]
+    if axes.dilation[first] == 1 and axes.stride[first] < axes.w[first]:
+        rows.append(axes.stride[first])
+    found = []
+    for some in rows:
+        left = ceil(axes.w[first] / some)
+        fold = tuple(some if axis == first else taps for axis, taps in enumerate(axes.w))
+        kernel = tuple(left if axis == first else 1 for axis in range(3))
+        sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
+        width = ceil(prod(fold) * p.cx * item / ALIGN) * ALIGN // item
+        x_strides = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
+        ones, zeros = (1, 1, 1), (0, 0, 0)
+        view = View(
+            FOLDED,
+            sizes,
+            axes.y,
+            p.n,
+            1,
+            width,
+            p.cy,
+            x_strides,
+            y,
+            kernel,
+            ones,
+            ones,
+            zeros,
+            strides(p, "w"),
+            axes.w,
+            fold,
+            p.cx,
+        )
+        if width <= MOST_FOLDED and p.n * prod(sizes) < 2**30 and _folded_bytes(view, item) <= MOST_WORKSPACE // 2:
+            found.append((view, _fold(p, view)))
+    return found
+
+
+def _folded_bytes(view: View, item: int) -> int:
+    return view.images * prod(view.x_sizes) * view.x_channels * item
+
+
+def fold_seconds(p: Problem, view: View, target: Target) -> float:
+    """The time that it takes to lay taps side by side."""
+    moved = _folded_bytes(view, DTYPES[p.dtype].size) + p.size("x") * DTYPES[p.dtype].size
+    elements = view.images * prod(view.x_sizes) * view.x_channels
+    compute = elements * 20 / (128 * target.multiprocessors * target.clock * 1e9)
+    return max(moved / (target.bandwidth * 1e9 * 0.8), compute) + FINISH
+
+
+def _fold(p: Problem, view: View) -> Launch:
+    axes, of = three(p), strides(p, "x")
+    width = view.x_channels
+    columns = min(64, width & -width)
+    pixels = 2048 // columns
+    values: Values = (
+        ("x_strides", (of[0], *of[2:])),
+        ("x_sizes", axes.x),
+        ("out_sizes", view.x_sizes),
+        ("step", axes.stride),
+        ("dilation", axes.dilation),
+        ("pad", axes.pad),
+        ("images", p.n),
+        ("channels", p.cx),
+        ("width", width),
+    )
+    constants: Constants = (("FOLD", view.fold), ("PIXELS", pixels), ("COLUMNS", columns), ("WIDE", is_wide(p)))
+    count = ceil(p.n * prod(view.x_sizes) / pixels) * (width // columns)
+    return Launch("fold_taps", count, (("x", p.dtype), (FOLDED, p.dtype)), values, constants, 4, 1, "hopper.weights")
+
+
+def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
+    """The ways to cut a view that are tried."""
+    orders = [order for order in permutations(range(3)) if order[1] < order[2]]
+    for order in orders:
+        seen = view.ordered(order)
+        for taps, step, shift in _groups_of_taps(seen):
+            if taps == 1 and order != orders[0]:
+                continue
+            for skip in (False, True):
+                if skip and ((taps > 1 and seen.kernel[1:] == (1, 1)) or not any(seen.pad)):
+                    continue
+                for box in _boxes(seen, taps, shift, skip):
+                    for units, block, columns, split, joined in _tiles(seen, taps, item):
+                        cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
+                        if cut.registers <= REGISTERS and _stages(cut, target) >= 2:
+                            yield cut
+
+
+def _groups_of_taps(view: View) -> Iterator[Ints]:
+    """Taps that read one box along the first axis, how far they are apart, and by how many rows."""
+    yield 1, 1, 0
+    stride, dilation, kernel = view.stride[0], view.dilation[0], view.kernel[0]
+    step = stride // gcd(stride, dilation)
+    shift = dilation * step // stride
+    for taps in (2, 3, 4, 5):
+        if (taps - 1) * step < kernel and (taps - 1) * shift <= 16:
+            yield taps, step, shift
+
+
+@lru_cache(maxsize=256)
+def _four(pixels: int) -> tuple[Ints, ...]:
+    """Four powers of two whose product is that."""
+    bits = pixels.bit_length() - 1
+    found = []
+    for a in range(bits + 1):
+        for b in range(bits + 1 - a):
+            for c in range(bits + 1 - a - b):
+                found.append((1 << a, 1 << b, 1 << c, 1 << (bits - a - b - c)))
+    return tuple(found)
+
+
+def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
+    """The boxes that waste the fewest pixels, with the fewest rows of halo."""
+    sizes = (view.y_sizes[0], view.y_sizes[1], view.images, view.y_sizes[2])
+    stride = (view.stride[0], view.stride[1], 1, view.stride[2])
+    found = []
+    for pixels in (64, 32):
+        for box in _four(pixels):
+            if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
+                continue
+            if taps > 1 and (pixels // box[0]) % 8:
+                continue
+            if skip and taps == 1 and max(box[0], box[1], box[3]) > 8:
+                continue
+            covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
+            halo = 1 + 0.25 * (taps - 1) * shift / box[0]
+            # Of boxes alike, the one whose pixels lie closest together.
+            found.append((covered * halo * (1.0 if pixels == 64 else 1.06), -box[3], -box[1], box))
+    found.sort()
+    best = [box for *_, box in found[:2]]
+    if skip and taps == 1:
+        single = (1, 1, 64, 1)
+        best += [single] if single not in best else []
+    yield from best
+
+
+def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
+    """Units, channels of a unit, columns, split, and groups of channels taken together."""
+    joined = 1
+    if view.groups > 1:
+        while joined < view.groups:
+            blocks = ceil(view.groups / (joined * 2))
+            x_width = _width(view.x_channels * joined * 2, blocks, item)
+            y_width = _width(view.y_channels * joined * 2, blocks, item)
+            if max(x_width, y_width) > 64:
+                break
+            joined *= 2
+    blocks = ceil(view.groups / joined)
+    x_width = _width(view.x_channels * joined, blocks, item)
+    y_width = _width(view.y_channels * joined, blocks, item)
+    most = max(16, 1 << (y_width - 1).bit_length())
+    for block in (64, 32, 16):
+        if block < 64 and (taps > 1 or x_width > block):
+            continue
+        beside = 64 // block
+        for columns in (16, 32, 64, 128, 256):
+            if columns > most:
+                continue
+            for split in (1, 2):
+                if split == 2 and columns * 2 > most:
+                    continue
+                for units in (1, 2, 3, 4, 6, 8, 10, 12, 14):
+                    if units * taps < 2 and split == 1:
+                        continue
+                    if units * taps > 14:
+                        continue
+                    yield units * beside, block, columns, split, joined
+
+
+def _stages(cut: Cut, target: Target) -> int:
+    """Stages that shared memory holds."""
+    return min(8, (target.shared - 1024) // cut.stage)
+
+
+def seconds(p: Problem, cut: Cut, target: Target) -> float:
+    """The time that a cut is expected to take; 0 if it cannot be taken."""
+    total = cut.whole * cut.group_blocks
+    programs = min(target.multiprocessors, total)
+    room = slots(cut, programs) * _slot_bytes(cut)
+    if total >= 2**31 or room > MOST_WORKSPACE:
+        return 0.0
+    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
+    # 128 bytes a cycle at best.
+    one = max(cut.columns / 2, 20 + cut.columns / 3.2) * 4096 / target.matrix
+    many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
+    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.stage / CACHE_BYTES
+    stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
+    few = _stages(cut, target)
+    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.2
+    each = ceil(total / programs)
+    met = min(each, 1 + cut.tiles / programs)
+    found = each * stage / (target.clock * 1e9) + PROGRAM + met * SLOT
+    found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    found += 0.08 * total * cut.stage / (target.bandwidth * 1e9)
+    moved = 2 * (programs * met) * _slot_bytes(cut)
+    return found + FINISH + moved / (target.bandwidth * 1e9 * 1.2)
+
+
+def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
+    view, item = cut.view, cut.item
+    x_shape = (*view.x_sizes[:2], view.images, view.x_sizes[2], view.groups * view.x_channels)
+    y_shape = (*view.y_sizes[:2], view.images, view.y_sizes[2], view.groups * view.y_channels)
+    x_strides = (*view.x_strides[:2], view.x_strides[3], view.x_strides[2], 1)
+    y_strides = (*view.y_strides[:2], view.y_strides[3], view.y_strides[2], 1)
+    steps = (*view.stride[:2], 1, view.stride[2], 1) if max(view.stride) > 1 else ()
+    x_swizzle, y_swizzle = min(128, cut.block * item), min(128, cut.columns * item)
+    more = cut.halo & -cut.halo or 1
+    x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
+    descriptors = (
+        Descriptor("y", p.dtype, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
+        Descriptor(view.x, p.dtype, x_shape, x_strides, x_block, x_swizzle, steps=steps),
+        Descriptor(view.x, p.dtype, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
+    )
+    values = _list(cut)
+    constants: Constants = (
+        ("WALK", cut.walk),
+        ("BLOCK", cut.block),
+        ("COLUMNS", cut.columns),
+        ("SPLIT", cut.split),
+        ("HALO", cut.halo),
+        ("HALO_BOX", more),
+        ("STAGES", _stages(cut, target)),
+        ("REGISTERS", 240 if cut.registers > 160 else 216),
+    )
+    tensors = ((PARTS, "f32"),)
+    return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
+
+
+def _list(cut: Cut) -> Values:
+    """What both kernels are told of the list of tiles and boxes."""
+    view = cut.view
+    return (
+        ("x_sizes", view.x_sizes),
+        ("y_sizes", view.y_sizes),
+        ("images", view.images),
+        ("blocks", cut.blocks),
+        ("units", cut.all_units),
+        ("columns", cut.runs),
+        ("whole", cut.whole),
+        ("total", cut.whole * cut.group_blocks),
+        ("x_group", view.x_channels * cut.joined),
+        ("y_group", view.y_channels * cut.joined),
+    )
+
+
+def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
+    view, columns = cut.view, cut.columns * cut.split
+    per_tile = programs / cut.tiles + 1
+    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (32, 32, 4)
+    values: Values = (
+        *_list(cut),
+        ("runs", programs),
+        ("groups", view.groups),
+        ("x_channels", view.channels),
+        ("y_channels", view.y_channels),
+        ("kernel", view.taps),
+        ("out_strides", view.w_strides),
+    )
+    constants: Constants = (
+        ("WALK", cut.walk),
+        ("BLOCK", cut.block),
+        ("COLUMNS", columns),
+        ("FOLD", view.fold),
+        ("ALIGN", ALIGN // cut.item),
+        ("ROWS", rows),
+        ("LANES", lanes),
+        ("SLOTS", at_once),
+        ("WIDE", is_wide(p)),
+        ("ACCUMULATE", p.accumulate),
+    )
+    count = cut.tiles * cut.sums * (64 // rows) * (columns // lanes)
+    tensors = ((PARTS, "f32"), ("w", p.out_dtype))
+    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights")
