@@ -35,46 +35,60 @@ SLOT = 1.2e-6  # seconds that it takes to write a tile's sums
 FINISH = 3e-6  # seconds of adding slots, besides their bytes
 
 
-class View(NamedTuple):
-    """The problem as the kernel sees it: x, y and taps, and how w is made of them. Axes are three, in any order."""
+class Side(NamedTuple):
+    """x or y as the kernel sees it."""
 
-    x: str  # the tensor, or an area
-    x_sizes: Ints
-    y_sizes: Ints
-    images: int
-    groups: int
-    x_channels: int  # of a group
-    y_channels: int
-    x_strides: Ints  # three axes and n, in elements
-    y_strides: Ints
+    tensor: str  # or an area
+    channels: int  # of a group
+    sizes: Ints  # of three axes
+    strides: Ints  # of these and of n, in elements
+
+    def ordered(self, order: Ints) -> Side:
+        """The same with its axes in another order."""
+        return self._replace(
+            sizes=_ordered(self.sizes, order), strides=(*_ordered(self.strides, order), self.strides[3])
+        )
+
+
+class Taps(NamedTuple):
+    """How y walks over x, by axis."""
+
     kernel: Ints
     stride: Ints
     dilation: Ints
     pad: Ints
-    w_strides: Ints  # g, channels of y, channels of x, three axes
-    taps: Ints  # of the problem: some of them may be folded into channels of x
-    fold: Ints = (1, 1, 1)
-    channels: int = 0  # of x in the problem
+
+
+class Result(NamedTuple):
+    """How w is made of sums. Some taps of the problem may be channels of x to the kernel."""
+
+    strides: Ints  # g, channels of y, channels of x, three axes
+    channels: int  # of x, of a group
+    kernel: Ints
+    fold: Ints = (1, 1, 1)  # taps of each axis that are channels of x
+
+
+class View(NamedTuple):
+    """The problem as the kernel sees it. Axes are three, in any order."""
+
+    x: Side
+    y: Side
+    images: int
+    groups: int
+    taps: Taps
+    w: Result
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
+        w = self.w
+        strides = (*w.strides[:3], *_ordered(w.strides[3:], order))
+        made = Result(strides, w.channels, _ordered(w.kernel, order), _ordered(w.fold, order))
+        taps = Taps(*(_ordered(values, order) for values in self.taps))
+        return View(self.x.ordered(order), self.y.ordered(order), self.images, self.groups, taps, made)
 
-        def axes(values: Ints) -> Ints:
-            return tuple(values[axis] for axis in order)
 
-        return self._replace(
-            x_sizes=axes(self.x_sizes),
-            y_sizes=axes(self.y_sizes),
-            x_strides=(*axes(self.x_strides), self.x_strides[3]),
-            y_strides=(*axes(self.y_strides), self.y_strides[3]),
-            kernel=axes(self.kernel),
-            stride=axes(self.stride),
-            dilation=axes(self.dilation),
-            pad=axes(self.pad),
-            w_strides=(*self.w_strides[:3], *axes(self.w_strides[3:])),
-            taps=axes(self.taps),
-            fold=axes(self.fold),
-        )
+def _ordered(values: Ints, order: Ints) -> Ints:
+    return tuple(values[axis] for axis in order)
 
 
 @dataclass(frozen=True)
@@ -129,19 +143,19 @@ class Cut:
     @cached_property
     def blocks(self) -> int:
         """Blocks of channels of x in a block of groups."""
-        return ceil(_width(self.view.x_channels * self.joined, self.group_blocks, self.item) / self.block)
+        return ceil(_width(self.view.x.channels * self.joined, self.group_blocks, self.item) / self.block)
 
     @cached_property
     def runs(self) -> int:
         """Runs of channels of y in a block of groups."""
-        width = _width(self.view.y_channels * self.joined, self.group_blocks, self.item)
+        width = _width(self.view.y.channels * self.joined, self.group_blocks, self.item)
         return ceil(width / (self.columns * self.split))
 
     @property
     def all_units(self) -> int:
         """Units of a block of groups."""
-        first = self.step * ceil(ceil(self.view.kernel[0] / self.step) / self.taps)
-        return first * self.view.kernel[1] * self.view.kernel[2] * self.blocks
+        first = self.step * ceil(ceil(self.view.taps.kernel[0] / self.step) / self.taps)
+        return first * self.view.taps.kernel[1] * self.view.taps.kernel[2] * self.blocks
 
     @property
     def unit_parts(self) -> int:
@@ -157,7 +171,7 @@ class Cut:
     def whole(self) -> int:
         """The length of the list for a block of groups."""
         if not self.skip:
-            return self.unit_parts * self.runs * self._boxes([(0, size) for size in self.view.y_sizes])
+            return self.unit_parts * self.runs * self._boxes([(0, size) for size in self.view.y.sizes])
         return self.runs * sum(self._boxes(self._spans(part)) for part in range(self.unit_parts))
 
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
@@ -171,31 +185,31 @@ class Cut:
     def _spans(self, part: int) -> list[tuple[int, int]]:
         """From where to where pixels of each axis meet x by any tap of a tile."""
         view = self.view
-        spans = [(size, 0) for size in view.y_sizes]
+        spans = [(size, 0) for size in view.y.sizes]
         for unit in range(part * self.units, min((part + 1) * self.units, self.all_units)):
             group = unit // self.blocks
-            k2 = group % view.kernel[2]
-            group //= view.kernel[2]
-            k1 = group % view.kernel[1]
-            group //= view.kernel[1]
+            k2 = group % view.taps.kernel[2]
+            group //= view.taps.kernel[2]
+            k1 = group % view.taps.kernel[1]
+            group //= view.taps.kernel[1]
             k0 = group % self.step + group // self.step * self.step * self.taps
-            last = min(k0 + self.step * (self.taps - 1), view.kernel[0] - 1)
+            last = min(k0 + self.step * (self.taps - 1), view.taps.kernel[0] - 1)
             reached = (self._reach(0, k0, last), self._reach(1, k1, k1), self._reach(2, k2, k2))
             spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(spans, reached, strict=True)]
         return spans
 
     def _reach(self, axis: int, first: int, last: int) -> tuple[int, int]:
         view = self.view
-        stride, dilation, pad = view.stride[axis], view.dilation[axis], view.pad[axis]
+        stride, dilation, pad = view.taps.stride[axis], view.taps.dilation[axis], view.taps.pad[axis]
         start = ceil(max(0, pad - last * dilation) / stride)
-        stop = ceil(max(0, view.x_sizes[axis] + pad - first * dilation) / stride)
-        return start, min(stop, view.y_sizes[axis])
+        stop = ceil(max(0, view.x.sizes[axis] + pad - first * dilation) / stride)
+        return start, min(stop, view.y.sizes[axis])
 
     @property
     def walk(self) -> Ints:
         """What the kernel calls WALK."""
         view = self.view
-        taps = (*view.kernel, *view.stride, *view.dilation, *view.pad)
+        taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
         return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
 
 
@@ -211,6 +225,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return "it takes weight gradients"
     if p.dtype not in ("bf16", "f16"):
         return "it takes bf16 and f16"
+    if p.bias_stride is not None:
+        return "it adds no bias"
     if not p.flops:
         return "there is no product"
     found = views(p)
@@ -243,7 +259,7 @@ def settle(p: Problem, target: Target, cut: Cut, fold: Launch | None, time: floa
     if fold is not None:
         launches = (fold, *launches)
         areas = ((FOLDED, _folded_bytes(cut.view, cut.item)), *areas)
-        many = prod(cut.view.fold)
+        many = prod(cut.view.w.fold)
         why = (*why, f"{many} taps of {p.cx} channels of x are laid side by side first")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
@@ -306,25 +322,9 @@ def look(p: Problem, y: Ints) -> View | str:
             stride[axis] = 1
     if max(stride) > STEPS:
         return f"a stride is above {STEPS}"
-    return View(
-        "x",
-        tuple(x_sizes),
-        axes.y,
-        p.n,
-        p.g,
-        p.cx,
-        p.cy,
-        tuple(x_strides),
-        y,
-        axes.w,
-        tuple(stride),
-        axes.dilation,
-        axes.pad,
-        strides(p, "w"),
-        axes.w,
-        (1, 1, 1),
-        p.cx,
-    )
+    taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
+    seen = Side("x", p.cx, tuple(x_sizes), tuple(x_strides))
+    return View(seen, Side("y", p.cy, axes.y, y), p.n, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
 
 
 def folded(p: Problem, y: Ints) -> list[tuple[View, Launch]]:
@@ -336,57 +336,39 @@ def folded(p: Problem, y: Ints) -> list[tuple[View, Launch]]:
     found = []
     for some in rows:
         left = ceil(axes.w[first] / some)
-        fold = tuple(some if axis == first else taps for axis, taps in enumerate(axes.w))
+        fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
         width = ceil(prod(fold) * p.cx * item / ALIGN) * ALIGN // item
-        x_strides = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
-        ones, zeros = (1, 1, 1), (0, 0, 0)
-        view = View(
-            FOLDED,
-            sizes,
-            axes.y,
-            p.n,
-            1,
-            width,
-            p.cy,
-            x_strides,
-            y,
-            kernel,
-            ones,
-            ones,
-            zeros,
-            strides(p, "w"),
-            axes.w,
-            fold,
-            p.cx,
-        )
+        x = Side(FOLDED, width, sizes, (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width))
+        taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
+        view = View(x, Side("y", p.cy, axes.y, y), p.n, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
         if width <= MOST_FOLDED and p.n * prod(sizes) < 2**30 and _folded_bytes(view, item) <= MOST_WORKSPACE // 2:
             found.append((view, _fold(p, view)))
     return found
 
 
 def _folded_bytes(view: View, item: int) -> int:
-    return view.images * prod(view.x_sizes) * view.x_channels * item
+    return view.images * prod(view.x.sizes) * view.x.channels * item
 
 
 def fold_seconds(p: Problem, view: View, target: Target) -> float:
     """The time that it takes to lay taps side by side."""
     moved = _folded_bytes(view, DTYPES[p.dtype].size) + p.size("x") * DTYPES[p.dtype].size
-    elements = view.images * prod(view.x_sizes) * view.x_channels
+    elements = view.images * prod(view.x.sizes) * view.x.channels
     compute = elements * 20 / (128 * target.multiprocessors * target.clock * 1e9)
     return max(moved / (target.bandwidth * 1e9 * 0.8), compute) + FINISH
 
 
 def _fold(p: Problem, view: View) -> Launch:
     axes, of = three(p), strides(p, "x")
-    width = view.x_channels
+    width = view.x.channels
     columns = min(64, width & -width)
     pixels = 2048 // columns
     values: Values = (
         ("x_strides", (of[0], *of[2:])),
         ("x_sizes", axes.x),
-        ("out_sizes", view.x_sizes),
+        ("out_sizes", view.x.sizes),
         ("step", axes.stride),
         ("dilation", axes.dilation),
         ("pad", axes.pad),
@@ -394,8 +376,8 @@ def _fold(p: Problem, view: View) -> Launch:
         ("channels", p.cx),
         ("width", width),
     )
-    constants: Constants = (("FOLD", view.fold), ("PIXELS", pixels), ("COLUMNS", columns), ("WIDE", is_wide(p)))
-    count = ceil(p.n * prod(view.x_sizes) / pixels) * (width // columns)
+    constants: Constants = (("FOLD", view.w.fold), ("PIXELS", pixels), ("COLUMNS", columns), ("WIDE", is_wide(p)))
+    count = ceil(p.n * prod(view.x.sizes) / pixels) * (width // columns)
     return Launch("fold_taps", count, (("x", p.dtype), (FOLDED, p.dtype)), values, constants, 4, 1, "hopper.weights")
 
 
@@ -408,7 +390,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and ((taps > 1 and seen.kernel[1:] == (1, 1)) or not any(seen.pad)):
+                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -420,7 +402,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
 def _groups_of_taps(view: View) -> Iterator[Ints]:
     """Taps that read one box along the first axis, how far they are apart, and by how many rows."""
     yield 1, 1, 0
-    stride, dilation, kernel = view.stride[0], view.dilation[0], view.kernel[0]
+    stride, dilation, kernel = view.taps.stride[0], view.taps.dilation[0], view.taps.kernel[0]
     step = stride // gcd(stride, dilation)
     shift = dilation * step // stride
     for taps in (2, 3, 4, 5):
@@ -442,8 +424,8 @@ def _four(pixels: int) -> tuple[Ints, ...]:
 
 def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
     """The boxes that waste the fewest pixels, with the fewest rows of halo."""
-    sizes = (view.y_sizes[0], view.y_sizes[1], view.images, view.y_sizes[2])
-    stride = (view.stride[0], view.stride[1], 1, view.stride[2])
+    sizes = (view.y.sizes[0], view.y.sizes[1], view.images, view.y.sizes[2])
+    stride = (view.taps.stride[0], view.taps.stride[1], 1, view.taps.stride[2])
     found = []
     for pixels in (64, 32):
         for box in _four(pixels):
@@ -471,14 +453,14 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     if view.groups > 1:
         while joined < view.groups:
             blocks = ceil(view.groups / (joined * 2))
-            x_width = _width(view.x_channels * joined * 2, blocks, item)
-            y_width = _width(view.y_channels * joined * 2, blocks, item)
+            x_width = _width(view.x.channels * joined * 2, blocks, item)
+            y_width = _width(view.y.channels * joined * 2, blocks, item)
             if max(x_width, y_width) > 64:
                 break
             joined *= 2
     blocks = ceil(view.groups / joined)
-    x_width = _width(view.x_channels * joined, blocks, item)
-    y_width = _width(view.y_channels * joined, blocks, item)
+    x_width = _width(view.x.channels * joined, blocks, item)
+    y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16):
         if block < 64 and (taps > 1 or x_width > block):
@@ -529,18 +511,18 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
 
 def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     view, item = cut.view, cut.item
-    x_shape = (*view.x_sizes[:2], view.images, view.x_sizes[2], view.groups * view.x_channels)
-    y_shape = (*view.y_sizes[:2], view.images, view.y_sizes[2], view.groups * view.y_channels)
-    x_strides = (*view.x_strides[:2], view.x_strides[3], view.x_strides[2], 1)
-    y_strides = (*view.y_strides[:2], view.y_strides[3], view.y_strides[2], 1)
-    steps = (*view.stride[:2], 1, view.stride[2], 1) if max(view.stride) > 1 else ()
+    x_shape = (*view.x.sizes[:2], view.images, view.x.sizes[2], view.groups * view.x.channels)
+    y_shape = (*view.y.sizes[:2], view.images, view.y.sizes[2], view.groups * view.y.channels)
+    x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
+    y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
+    steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_swizzle, y_swizzle = min(128, cut.block * item), min(128, cut.columns * item)
     more = cut.halo & -cut.halo or 1
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     descriptors = (
         Descriptor("y", p.dtype, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
-        Descriptor(view.x, p.dtype, x_shape, x_strides, x_block, x_swizzle, steps=steps),
-        Descriptor(view.x, p.dtype, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
+        Descriptor(view.x.tensor, p.dtype, x_shape, x_strides, x_block, x_swizzle, steps=steps),
+        Descriptor(view.x.tensor, p.dtype, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
     )
     values = _list(cut)
     constants: Constants = (
@@ -561,16 +543,16 @@ def _list(cut: Cut) -> Values:
     """What both kernels are told of the list of tiles and boxes."""
     view = cut.view
     return (
-        ("x_sizes", view.x_sizes),
-        ("y_sizes", view.y_sizes),
+        ("x_sizes", view.x.sizes),
+        ("y_sizes", view.y.sizes),
         ("images", view.images),
         ("blocks", cut.blocks),
         ("units", cut.all_units),
         ("columns", cut.runs),
         ("whole", cut.whole),
         ("total", cut.whole * cut.group_blocks),
-        ("x_group", view.x_channels * cut.joined),
-        ("y_group", view.y_channels * cut.joined),
+        ("x_group", view.x.channels * cut.joined),
+        ("y_group", view.y.channels * cut.joined),
     )
 
 
@@ -582,16 +564,16 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
         *_list(cut),
         ("runs", programs),
         ("groups", view.groups),
-        ("x_channels", view.channels),
-        ("y_channels", view.y_channels),
-        ("kernel", view.taps),
-        ("out_strides", view.w_strides),
+        ("x_channels", view.w.channels),
+        ("y_channels", view.y.channels),
+        ("kernel", view.w.kernel),
+        ("out_strides", view.w.strides),
     )
     constants: Constants = (
         ("WALK", cut.walk),
         ("BLOCK", cut.block),
         ("COLUMNS", columns),
-        ("FOLD", view.fold),
+        ("FOLD", view.w.fold),
         ("ALIGN", ALIGN // cut.item),
         ("ROWS", rows),
         ("LANES", lanes),
