@@ -9,9 +9,14 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP = 0, 3, 6, 9, 12, 16, 17, 18, 19
+
+
+PAIRS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
+"""The parts of x and y that are multiplied."""
 
 
 class Numbers(dict):
@@ -117,9 +122,10 @@ def weights_boxes(launch: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
                     b + q * s
                     for b, q, s in zip(begins, (q0, q1, q2), (*walk[BOX : BOX + 2], walk[BOX + 3]), strict=True)
                 ]
-                image *= walk[BOX + 2]
+                pair, image = divmod(image * walk[BOX + 2], n.real_images)
+                x_image, y_image = (image + part_ * n.real_images for part_ in PAIRS[pair])
                 halves = [
-                    copy(seen(of_y, y), (o[0], o[1], image, o[2], y_channel + h * n.COLUMNS), of_y.block, (1,) * 5)
+                    copy(seen(of_y, y), (o[0], o[1], y_image, o[2], y_channel + h * n.COLUMNS), of_y.block, (1,) * 5)
                     for h in range(n.SPLIT)
                 ]
                 y_block = np.concatenate([half.reshape(pixels, n.COLUMNS) for half in halves], 1)
@@ -129,10 +135,10 @@ def weights_boxes(launch: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
                     i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
                     c = x_channel + block * n.BLOCK
                     steps = of_x.steps or (1,) * 5
-                    rows = [copy(seen(of_x, x), (i[0], i[1], image, i[2], c), of_x.block, steps)]
+                    rows = [copy(seen(of_x, x), (i[0], i[1], x_image, i[2], c), of_x.block, steps)]
                     for h in range(n.HALO // n.HALO_BOX):
                         i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
-                        rows.append(copy(seen(of_halo, x), (i[0], i[1], image, i[2], c), of_halo.block, steps))
+                        rows.append(copy(seen(of_halo, x), (i[0], i[1], x_image, i[2], c), of_halo.block, steps))
                     units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
                 for s in range(every):
                     place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side
@@ -188,7 +194,7 @@ def finish_weights(launch: Any, slots: np.ndarray, out: np.ndarray) -> None:
 
 
 def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
-    """x with taps as channels, in flat memory."""
+    """x with taps as channels, or in parts, in flat memory."""
     n = numbers(launch)
     out = np.full((n.images, *n.out_sizes, n.width), np.nan)
     assert launch.programs * n.PIXELS * n.COLUMNS >= out.size
@@ -200,4 +206,8 @@ def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
         inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.x_sizes, strict=True))
         offset = sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
         out[place] = x[offset] if inside else 0
-    return out.reshape(-1)
+    parts = []
+    for _ in range(n.SPLIT):
+        parts.append(out if n.SPLIT == 1 else out.astype(ml_dtypes.bfloat16).astype(float))
+        out = out - parts[-1]
+    return np.concatenate([part.reshape(-1) for part in parts])

@@ -17,12 +17,18 @@ from ...dtypes import DTYPES
 from ...spec.problem import Ints, Problem
 from ..target import Target
 from .axes import is_wide, strides, three
+from .cost import fastest_precision
 from .records import PARTS, Constants, Descriptor, Launch, Plan, Values
 
-FOLDED = "folded"
-"""The name of the area for x with taps as channels."""
+_PARTS = {1: 1, 3: 2, 6: 3}
+
+LAID = {"x": "x, laid anew", "y": "y, laid anew"}
+"""The names of the areas for x and y in parts, or with taps as channels."""
 
 MOST_FOLDED = 1024  # such channels
+PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
+"""Into how many parts in bf16 a number of f32 is cut, and how many pairs of them count."""
+
 MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
 STEPS = 8  # elements, from which the copy engine takes one, at most
@@ -73,7 +79,8 @@ class View(NamedTuple):
 
     x: Side
     y: Side
-    images: int
+    images: int  # of all pairs of parts
+    pairs: int  # of parts of numbers of f32
     groups: int
     taps: Taps
     w: Result
@@ -84,7 +91,7 @@ class View(NamedTuple):
         strides = (*w.strides[:3], *_ordered(w.strides[3:], order))
         made = Result(strides, w.channels, _ordered(w.kernel, order), _ordered(w.fold, order))
         taps = Taps(*(_ordered(values, order) for values in self.taps))
-        return View(self.x.ordered(order), self.y.ordered(order), self.images, self.groups, taps, made)
+        return self._replace(x=self.x.ordered(order), y=self.y.ordered(order), taps=taps, w=made)
 
 
 def _ordered(values: Ints, order: Ints) -> Ints:
@@ -223,47 +230,55 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     """The plan for a problem, or why there is none."""
     if p.wanted != "w":
         return "it takes weight gradients"
-    if p.dtype not in ("bf16", "f16"):
-        return "it takes bf16 and f16"
+    if p.dtype == "f32":
+        precision = fastest_precision(target) if precision == "default" else precision
+        if precision not in PARTS_OF:
+            return f"it takes f32 by {' and '.join(PARTS_OF)}"
+    elif p.dtype not in ("bf16", "f16"):
+        return "it takes f32, bf16 and f16"
     if p.bias_stride is not None:
         return "it adds no bias"
     if not p.flops:
         return "there is no product"
-    found = views(p)
+    found = views(p, precision)
     if isinstance(found, str):
         return found
     best, time = None, 0.0
-    for view, fold in found:
-        before = fold_seconds(p, view, target) if fold else 0.0
-        for cut in cuts(view, DTYPES[p.dtype].size, target):
+    for view, before in found:
+        laid = sum(lay_seconds(launch, target) for launch in before)
+        for cut in cuts(view, 2, target):
             expected = seconds(p, cut, target)
-            if expected and (best is None or expected + before < time):
-                best, time = (cut, fold), expected + before
+            if expected and (best is None or expected + laid < time):
+                best, time = (cut, before), expected + laid
     if best is None:
         return "no tile of it fits into shared memory, or its sums not into a workspace"
     return settle(p, target, *best, time)
 
 
-def settle(p: Problem, target: Target, cut: Cut, fold: Launch | None, time: float) -> Plan:
+def settle(p: Problem, target: Target, cut: Cut, before: tuple[Launch, ...], time: float) -> Plan:
     """The plan of a cut."""
     programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
-    launches: tuple[Launch, ...] = (_sums(p, target, cut, programs), _finish(p, cut, programs))
-    areas: tuple[tuple[str, int], ...] = ((PARTS, slots(cut, programs) * _slot_bytes(cut)),)
+    launches = (
+        *before,
+        _sums("bf16" if p.dtype == "f32" else p.dtype, target, cut, programs),
+        _finish(p, cut, programs),
+    )
+    areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(_area(launch) for launch in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
     told = "x".join(map(str, cut.box))
-    why: tuple[str, ...] = (
+    why = [
         f"tiles of {cut.units} blocks of {cut.block} channels of x{taps}, by {cut.columns * cut.split} channels of y",
         f"boxes of {told} pixels (axis, axis, n, axis), {cut.whole * cut.group_blocks} of {cut.tiles} tiles, "
         f"cut evenly into {programs} programs" + ("; taps that meet padding alone are left out" if cut.skip else ""),
-    )
-    if fold is not None:
-        launches = (fold, *launches)
-        areas = ((FOLDED, _folded_bytes(cut.view, cut.item)), *areas)
-        many = prod(cut.view.w.fold)
-        why = (*why, f"{many} taps of {p.cx} channels of x are laid side by side first")
+    ]
+    if (many := prod(cut.view.w.fold)) > 1:
+        why.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
+    if cut.view.pairs > 1:
+        why.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
-    return Plan("weights_boxes", does, launches, areas, time, why, "", size, programs)
+    precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else ""
+    return Plan("weights_boxes", does, launches, areas, time, tuple(why), precision, size, programs)
 
 
 def slots(cut: Cut, programs: int) -> int:
@@ -275,61 +290,83 @@ def _slot_bytes(cut: Cut) -> int:
     return cut.sums * 64 * cut.columns * cut.split * 4
 
 
-def views(p: Problem) -> list[tuple[View, Launch | None]] | str:
+def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] | str:
     """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
-    y = _strides(p, "y", p.cy)
+    axes = three(p)
+    most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
+    if most >= 2**28:
+        return "sizes go beyond 31 bits"
+    parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
+    sides: dict[str, Side | str] = {}
+    before: list[Launch] = []
+    for role, channels in (("x", p.cx), ("y", p.cy)):
+        side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
+        if parts > 1 and not isinstance(side, str):
+            before.append(_lay(p, role, side._replace(channels=p.g * channels), (1, 1, 1), parts))
+        sides[role] = side
+    x, y = sides["x"], sides["y"]
     if isinstance(y, str):
         return y
-    axes = three(p)
-    if max(*axes.x, *axes.y, p.n, *(d * k for d, k in zip(axes.dilation, axes.w, strict=True))) >= 2**30:
-        return "sizes go beyond 31 bits"
-    found: list[tuple[View, Launch | None]] = []
-    direct = look(p, y)
+    found: list[tuple[View, tuple[Launch, ...]]] = []
+    direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
-        found.append((direct, None))
+        found.append((direct, tuple(before)))
     if p.g == 1 and p.cx < 32 and (isinstance(direct, str) or prod(p.w) > 1):
-        found += folded(p, y)
+        found += folded(p, y, pairs, tuple(before[-1:]))
     return found or str(direct)
 
 
-def _strides(p: Problem, role: str, channels: int) -> Ints | str:
-    """The strides of the axes and of n as the copy engine takes them, or why it does not."""
+def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
+    """A tensor as the copy engine takes it, or why it does not."""
     n, g, c, *space = strides(p, role)
     if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
         return f"channels of {role} do not lie side by side"
-    item = DTYPES[p.dtype].size
-    pairs = list(zip((*three(p).sizes(role), p.n), (*space, n), strict=True))
+    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
+    pairs = list(zip((*sizes, p.n), (*space, n), strict=True))
     if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
         return f"steps of {role} are no multiples of {ALIGN} bytes"
     # A stride that no element uses still has to be one that the copy engine takes.
     most = max([step for size, step in pairs if size > 1], default=ALIGN)
-    return tuple(step if size > 1 else most for size, step in pairs)
+    return Side(role, channels, sizes, tuple(step if size > 1 else most for size, step in pairs))
 
 
-def look(p: Problem, y: Ints) -> View | str:
+def _in_parts(p: Problem, role: str, channels: int) -> Side | str:
+    """A tensor of f32 as it lies after it was cut into parts, or why that would take too long."""
+    _, g, c, *_ = p.strides(role)
+    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
+        return f"channels of {role} do not lie side by side"
+    return _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
+
+
+def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
+    """A tensor that is laid anew."""
+    width = ceil(channels * 2 / ALIGN) * ALIGN // 2
+    steps = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
+    return Side(LAID[role], channels, sizes, steps)
+
+
+def look(p: Problem, x: Side, y: Side, pairs: int) -> View | str:
     """The problem as it is, or why the copy engine cannot read x."""
-    axes, x = three(p), _strides(p, "x", p.cx)
-    if isinstance(x, str):
-        return x
-    x_sizes, x_strides, stride = list(axes.x), list(x), list(axes.stride)
+    axes = three(p)
+    sizes, steps, stride = list(x.sizes), list(x.strides), list(axes.stride)
     for axis in range(3):
         if axes.y[axis] == 1:
             stride[axis] = 1
         elif stride[axis] > 1 and axes.w[axis] == 1 and axes.pad[axis] == 0:
             # There is one tap: what lies between its pixels is nobody's business.
-            x_sizes[axis] = ceil(x_sizes[axis] / stride[axis])
-            x_strides[axis] *= stride[axis]
+            sizes[axis] = ceil(sizes[axis] / stride[axis])
+            steps[axis] *= stride[axis]
             stride[axis] = 1
     if max(stride) > STEPS:
         return f"a stride is above {STEPS}"
     taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
-    seen = Side("x", p.cx, tuple(x_sizes), tuple(x_strides))
-    return View(seen, Side("y", p.cy, axes.y, y), p.n, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
+    return View(seen, y, pairs * p.n, pairs, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
 
 
-def folded(p: Problem, y: Ints) -> list[tuple[View, Launch]]:
+def folded(p: Problem, y: Side, pairs: int, before: tuple[Launch, ...]) -> list[tuple[View, tuple[Launch, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
-    axes, item, first = three(p), DTYPES[p.dtype].size, 3 - p.rank
+    axes, first = three(p), 3 - p.rank
     rows = [axes.w[first]]
     if axes.dilation[first] == 1 and axes.stride[first] < axes.w[first]:
         rows.append(axes.stride[first])
@@ -339,46 +376,64 @@ def folded(p: Problem, y: Ints) -> list[tuple[View, Launch]]:
         fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
-        width = ceil(prod(fold) * p.cx * item / ALIGN) * ALIGN // item
-        x = Side(FOLDED, width, sizes, (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width))
+        x = _laid(p, "x", sizes, prod(fold) * p.cx)
+        launch = _lay(p, "x", x, fold, _PARTS[pairs])
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = View(x, Side("y", p.cy, axes.y, y), p.n, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
-        if width <= MOST_FOLDED and p.n * prod(sizes) < 2**30 and _folded_bytes(view, item) <= MOST_WORKSPACE // 2:
-            found.append((view, _fold(p, view)))
+        view = View(x, y, pairs * p.n, pairs, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
+        fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and _area(launch)[1] <= MOST_WORKSPACE
+        if fits:
+            found.append((view, (launch, *before)))
     return found
 
 
-def _folded_bytes(view: View, item: int) -> int:
-    return view.images * prod(view.x.sizes) * view.x.channels * item
+def _area(launch: Launch) -> tuple[str, int]:
+    """The area that a launch fills."""
+    values, constants = dict(launch.values), dict(launch.constants)
+    sizes, images, width = values["out_sizes"], values["images"], values["width"]
+    assert isinstance(sizes, tuple)
+    assert isinstance(images, int)
+    assert isinstance(width, int)
+    return launch.tensors[1][0], images * prod(sizes) * width * constants["SPLIT"] * 2
 
 
-def fold_seconds(p: Problem, view: View, target: Target) -> float:
-    """The time that it takes to lay taps side by side."""
-    moved = _folded_bytes(view, DTYPES[p.dtype].size) + p.size("x") * DTYPES[p.dtype].size
-    elements = view.images * prod(view.x.sizes) * view.x.channels
-    compute = elements * 20 / (128 * target.multiprocessors * target.clock * 1e9)
-    return max(moved / (target.bandwidth * 1e9 * 0.8), compute) + FINISH
+def lay_seconds(launch: Launch, target: Target) -> float:
+    """The time that it takes to lay a tensor anew."""
+    size = _area(launch)[1]
+    plain = prod(launch.constant("FOLD")) == 1
+    read = size * (1 if launch.constant("SPLIT") == 1 else 0.7) if plain else 0.2 * size
+    instructions = size / 2 * (6 if plain else 20) / (128 * target.multiprocessors * target.clock * 1e9)
+    return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _fold(p: Problem, view: View) -> Launch:
-    axes, of = three(p), strides(p, "x")
-    width = view.x.channels
+def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Launch:
+    axes, of = three(p), strides(p, role)
+    plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
+    width = side.strides[2]
     columns = min(64, width & -width)
     pixels = 2048 // columns
+    step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
     values: Values = (
-        ("x_strides", (of[0], *of[2:])),
-        ("x_sizes", axes.x),
-        ("out_sizes", view.x.sizes),
-        ("step", axes.stride),
+        ("x_strides", (of[0], step, *of[3:])),
+        ("x_sizes", axes.sizes(role)),
+        ("out_sizes", side.sizes),
+        ("step", (1, 1, 1) if plain else axes.stride),
         ("dilation", axes.dilation),
-        ("pad", axes.pad),
+        ("pad", (0, 0, 0) if plain else axes.pad),
         ("images", p.n),
-        ("channels", p.cx),
+        ("channels", side.channels // prod(fold)),
         ("width", width),
     )
-    constants: Constants = (("FOLD", view.w.fold), ("PIXELS", pixels), ("COLUMNS", columns), ("WIDE", is_wide(p)))
-    count = ceil(p.n * prod(view.x.sizes) / pixels) * (width // columns)
-    return Launch("fold_taps", count, (("x", p.dtype), (FOLDED, p.dtype)), values, constants, 4, 1, "hopper.weights")
+    constants: Constants = (
+        ("FOLD", fold),
+        ("SPLIT", parts),
+        ("PIXELS", pixels),
+        ("COLUMNS", columns),
+        ("WIDE", is_wide(p)),
+    )
+    count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
+    kind = "bf16" if p.dtype == "f32" else p.dtype
+    tensors = ((role, p.dtype), (LAID[role], kind))
+    return Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
@@ -433,6 +488,8 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
                 continue
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
+            if view.pairs > 1 and view.images // view.pairs % box[2]:
+                continue
             if skip and taps == 1 and max(box[0], box[1], box[3]) > 8:
                 continue
             covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
@@ -443,7 +500,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
     best = [box for *_, box in found[:2]]
     if skip and taps == 1:
         single = (1, 1, 64, 1)
-        best += [single] if single not in best else []
+        best += [single] if single not in best and view.pairs == 1 else []
     yield from best
 
 
@@ -509,10 +566,12 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
     return found + FINISH + moved / (target.bandwidth * 1e9 * 1.2)
 
 
-def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
+def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
     view, item = cut.view, cut.item
-    x_shape = (*view.x.sizes[:2], view.images, view.x.sizes[2], view.groups * view.x.channels)
-    y_shape = (*view.y.sizes[:2], view.images, view.y.sizes[2], view.groups * view.y.channels)
+    parts = _PARTS[view.pairs]
+    images = view.images // view.pairs * parts
+    x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
+    y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
     x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
     y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
@@ -520,11 +579,11 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     more = cut.halo & -cut.halo or 1
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     descriptors = (
-        Descriptor("y", p.dtype, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
-        Descriptor(view.x.tensor, p.dtype, x_shape, x_strides, x_block, x_swizzle, steps=steps),
-        Descriptor(view.x.tensor, p.dtype, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
+        Descriptor(view.y.tensor, kind, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
+        Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
+        Descriptor(view.x.tensor, kind, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
     )
-    values = _list(cut)
+    values = (*_list(cut), ("real_images", view.images // view.pairs))
     constants: Constants = (
         ("WALK", cut.walk),
         ("BLOCK", cut.block),

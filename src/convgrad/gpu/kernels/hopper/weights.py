@@ -6,6 +6,8 @@ box of y, and for each unit the box of x that its taps read, are brought to shar
 taps of a group read the same box of x, each from another row on. Where a box leaves its tensor, zeros arrive, so that
 padding costs nothing; channels beyond those of a group are multiplied, and left out when sums are finished.
 
+Numbers of f32 come as sums of two or three parts in bf16. Each pair of parts that counts is a run of images.
+
 The tiles with their boxes make one long list, of which every program takes an equal run. It writes the sums of each
 tile that it meets to a slot of its own, and `finish_weights` adds the slots of a tile in their order.
 
@@ -142,7 +144,7 @@ def copy_boxes(
 ):
     """The warp that asks for copies."""
     _x_sizes, _y_sizes, _images, blocks, units, _columns, _whole, total = sizes
-    x_group, y_group = channels
+    x_group, y_group, real_images = channels
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
     UNIT: gl.constexpr = ROWS // 8
@@ -166,13 +168,18 @@ def copy_boxes(
             p = p // n1
             o0 = b0 + p % n0 * WALK[BOX]
             n = p // n0 * WALK[BOX + 2]
+            pair = n // real_images
+            n -= pair * real_images
+            # Pairs of parts: (0, 0), (0, 1), (1, 0), (1, 1), (0, 2) and (2, 0).
+            x_image = n + gl.where((pair == 2) | (pair == 3), 1, gl.where(pair == 5, 2, 0)) * real_images
+            y_image = n + gl.where((pair == 1) | (pair == 3), 1, gl.where(pair == 4, 2, 0)) * real_images
             stage = i % STAGES
             mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
             bar = full.index(stage)
             mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
             for half in gl.static_range(SPLIT):
                 of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
-                tma.async_copy_global_to_shared(y, [o0, o1, n, o2, y_channel + half * COLUMNS], bar, of_y)
+                tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, y_channel + half * COLUMNS], bar, of_y)
             for u in range(COUNT):
                 channel, k0, k1, k2 = taps_of(gl.minimum(part * WALK[UNITS] + u, units - 1), blocks, WALK)
                 c = x_channel + channel * BLOCK
@@ -181,12 +188,12 @@ def copy_boxes(
                 i2 = o2 * WALK[STRIDE + 2] + k2 * WALK[DILATION + 2] - WALK[PAD + 2]
                 first = (stage * WALK[UNITS] + u) * UNIT
                 of_x = x_blocks.index(first)._reinterpret(x.dtype, x.block_shape, x.layout)
-                tma.async_copy_global_to_shared(x, [i0, i1, n, i2, c], bar, of_x)
+                tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
                 for h in gl.static_range(HALVES):
                     i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
                     more = x_blocks.index(first + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
                     of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                    tma.async_copy_global_to_shared(x_halo, [i0, i1, n, i2, c], bar, of_halo)
+                    tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
             i += 1
 
 
@@ -293,7 +300,7 @@ def weights_boxes(
     parts,
     x_sizes,
     y_sizes,
-    images,
+    images,  # of all pairs of parts
     blocks,  # of channels of x in a group
     units,
     columns,  # how many runs of channels of y a group has
@@ -301,6 +308,7 @@ def weights_boxes(
     total,
     x_group,  # channels from one block of groups to the next
     y_group,
+    real_images,  # of a part
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -325,7 +333,7 @@ def weights_boxes(
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
-    channels = (x_group, y_group)
+    channels = (x_group, y_group, real_images)
     # fmt: off
     gl.warp_specialize([
         (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes,
@@ -440,11 +448,12 @@ def fold_taps(
     channels,
     width,
     FOLD: tl.constexpr,
+    SPLIT: tl.constexpr,  # parts in bf16 of numbers of f32; 1 leaves them as they are
     PIXELS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Taps of layers of few channels side by side as channels, so that copies and products are wide enough."""
+    """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
     number = tl.program_id(0)
     column = number % (width // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     pixel = number // (width // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
@@ -477,4 +486,10 @@ def fold_taps(
     columns = c * x_strides[1] + j0 * x_strides[2] + j1 * x_strides[3] + j2 * x_strides[4]
     found = tl.load(x + rows[:, None] + columns[None, :], mask=has, other=0.0)
     to = out + pixel.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(to, found, mask=(n < images)[:, None] & (column < width)[None, :])
+    there = (n < images)[:, None] & (column < width)[None, :]
+    for part in tl.static_range(SPLIT):
+        rounded = found.to(out.dtype.element_ty)
+        tl.store(to, rounded, mask=there)
+        if part + 1 < SPLIT:
+            found -= rounded.to(tl.float32)
+            to += (images * out_sizes[0] * out_sizes[1] * out_sizes[2]).to(tl.int64) * width
