@@ -93,10 +93,11 @@ def seen(descriptor, memory):
     )
 
 
-def weights_boxes(launch: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The slots, from x and y in flat memory; what nothing writes is NaN."""
+def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
+    """The slots, from tensors and areas in flat memory; what nothing writes is NaN."""
     n, walk = numbers(launch), numbers(launch).WALK
     of_y, of_x, of_halo = launch.descriptors
+    x, y = memory[of_x.tensor], memory[of_y.tensor]
     every = walk[UNITS] * n.BLOCK // 64 * walk[TAPS]
     side = prod(walk[BOX + 1 : BOX + 4])
     pixels, beside = walk[BOX] * side, 64 // n.BLOCK

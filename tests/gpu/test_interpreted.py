@@ -112,7 +112,7 @@ def two_ways(line):
 
 def copied(line):
     """A problem between copies, with as many channels and with more."""
-    problem, machine = Problem.parse(line), interpreter.small("sm_90", 8)
+    problem, machine = Problem.parse(line), interpreter.small("sm_80", 8)
     found = relaid.ways(problem)
     for at, way in enumerate(found):
         plan = relaid.around(problem, way, machine, "default")

@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 LEVELS: tuple[Level, ...] = (
-    Level("Hopper weights", "hopper_weights", 90, 90, aligned=True),
+    Level("weights on Hopper", "hopper.weights", 90, 90, aligned=True),
     Level("copies", "relaid", aligned=True),
     Level("portable", "choose"),
 )

@@ -13,12 +13,12 @@ from itertools import permutations
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
-from ...dtypes import DTYPES
-from ...spec.problem import Ints, Problem
-from ..target import Target
-from .axes import is_wide, strides, three
-from .cost import fastest_precision
-from .records import PARTS, Constants, Descriptor, Launch, Plan, Values
+from ....dtypes import DTYPES
+from ....spec.problem import Ints, Problem
+from ...target import Target
+from ..axes import is_wide, strides, three
+from ..cost import fastest_precision
+from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
 
 _PARTS = {1: 1, 3: 2, 6: 3}
 
