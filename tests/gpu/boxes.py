@@ -63,11 +63,12 @@ def boxes(part, n):
 def find(at, n):
     group, rest = divmod(at, n.whole)
     part = 0
-    count, begins, counts = boxes(0, n)
-    while rest >= count * n.columns:
-        rest -= count * n.columns
-        part += 1
-        count, begins, counts = boxes(part, n)
+    if n.WALK[SKIP]:
+        part = sum(rest >= start * n.columns for start in n.starts[1:])
+        rest -= n.starts[part] * n.columns
+    count, begins, counts = boxes(part, n)
+    if not n.WALK[SKIP]:
+        part, rest = divmod(rest, count * n.columns)
     return group, part, rest // count, rest % count, count, begins, counts
 
 
@@ -132,7 +133,7 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                 y_block = np.concatenate([half.reshape(pixels, n.COLUMNS) for half in halves], 1)
                 units = []
                 for u in range(walk[UNITS]):
-                    block, *taps = taps_of(min(part * walk[UNITS] + u, n.units - 1), n)
+                    block, *taps = taps_of(part * walk[UNITS] + u, n)
                     i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
                     c = x_channel + block * n.BLOCK
                     steps = of_x.steps or (1,) * 5
@@ -158,8 +159,8 @@ def finish_weights(launch: Any, slots: np.ndarray, out: np.ndarray) -> None:
     written = np.zeros(out.shape, bool)
     for tile in range(tiles):
         part, group = tile // n.columns % many, tile // n.columns // many
-        at = group * n.whole + n.columns * sum(boxes(before, n)[0] for before in range(part))
         count = boxes(part, n)[0]
+        at = group * n.whole + n.columns * (n.starts[part] if walk[SKIP] else part * count)
         at += tile % n.columns * count
         first = ((at + 1) * n.runs - 1) // n.total
         last = ((at + count) * n.runs - 1) // n.total if count else first - 1

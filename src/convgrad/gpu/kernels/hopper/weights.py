@@ -96,19 +96,27 @@ def boxes(part, x_sizes, y_sizes, images, blocks, units, WALK):
 
 
 @triton.jit
-def find(at, sizes, WALK):
+def begin_of(part, starts):
+    """Where the boxes of a part begin in the list of a run of columns."""
+    found = starts[0]
+    for at in tl.static_range(1, len(starts)):
+        found = tl.where(part == at, starts[at], found)
+    return found
+
+
+@triton.jit
+def find(at, sizes, starts, WALK):
     """What has a number in the list: block of groups, part of the units, columns of y, and which box of how many."""
     x_sizes, y_sizes, images, blocks, units, columns, whole, _total = sizes
     group = at // whole
     rest = at % whole
     part = images * 0
-    count, b0, b1, b2, n0, n1, n2 = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)
     if WALK[SKIP]:
-        while rest >= count * columns:
-            rest -= count * columns
-            part += 1
-            count, b0, b1, b2, n0, n1, n2 = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)
-    else:
+        for other in tl.static_range(1, len(starts)):
+            part += tl.where(rest >= starts[other] * columns, 1, 0)
+        rest -= begin_of(part, starts) * columns
+    count, b0, b1, b2, n0, n1, n2 = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)
+    if not WALK[SKIP]:
         part = rest // (count * columns)
         rest = rest % (count * columns)
     return group, part, rest // count, rest % count, count, b0, b1, b2, n0, n1, n2
@@ -133,6 +141,7 @@ def copy_boxes(
     empty,
     full,
     sizes,
+    starts,
     channels,
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -141,9 +150,10 @@ def copy_boxes(
     HALO: gl.constexpr,
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
+    PAIRS: gl.constexpr,
 ):
     """The warp that asks for copies."""
-    _x_sizes, _y_sizes, _images, blocks, units, _columns, _whole, total = sizes
+    _x_sizes, _y_sizes, _images, blocks, _units, _columns, _whole, total = sizes
     x_group, y_group, real_images = channels
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
@@ -153,48 +163,83 @@ def copy_boxes(
     ALIGN: gl.constexpr = 128 // y.dtype.primitive_bitwidth
     BYTES: gl.constexpr = y.dtype.primitive_bitwidth // 8
     at, end = run_of(total)
-    i = 0
+    stage = 0
+    phase = 1
     while at < end:
-        group, part, column, box, count, b0, b1, b2, n0, n1, n2 = find(at, sizes, WALK)
+        group, part, column, box, count, b0, b1, b2, n0, n1, n2 = find(at, sizes, starts, WALK)
         many = gl.minimum(count - box, end - at)
         at += many
         x_channel = group * x_group // ALIGN * ALIGN
         y_channel = group * y_group // ALIGN * ALIGN + column * (COLUMNS * SPLIT)
-        for step in range(many):
-            p = box + step
-            o2 = b2 + p % n2 * WALK[BOX + 3]
-            p = p // n2
-            o1 = b1 + p % n1 * WALK[BOX + 1]
-            p = p // n1
-            o0 = b0 + p % n0 * WALK[BOX]
-            n = p // n0 * WALK[BOX + 2]
-            pair = n // real_images
-            n -= pair * real_images
+        first, f0, f1, f2 = taps_of(part * WALK[UNITS], blocks, WALK)
+        f0 = f0 % WALK[STEP] + f0 // (WALK[STEP] * WALK[TAPS]) * WALK[STEP]
+        q2 = box % n2
+        box = box // n2
+        q1 = box % n1
+        box = box // n1
+        q0 = box % n0
+        n = box // n0 * WALK[BOX + 2]
+        pair = n // real_images
+        n -= pair * real_images
+        # Divisions take long, and this warp has to keep ahead of all others: what follows counts.
+        for _ in range(many):
+            o0 = b0 + q0 * WALK[BOX]
+            o1 = b1 + q1 * WALK[BOX + 1]
+            o2 = b2 + q2 * WALK[BOX + 3]
             # Pairs of parts: (0, 0), (0, 1), (1, 0), (1, 1), (0, 2) and (2, 0).
             x_image = n + gl.where((pair == 2) | (pair == 3), 1, gl.where(pair == 5, 2, 0)) * real_images
             y_image = n + gl.where((pair == 1) | (pair == 3), 1, gl.where(pair == 4, 2, 0)) * real_images
-            stage = i % STAGES
-            mbarrier.wait(empty.index(stage), ((i // STAGES) & 1) ^ 1)
+            mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
             mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
             for half in gl.static_range(SPLIT):
                 of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
                 tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, y_channel + half * COLUMNS], bar, of_y)
+            block = first
+            g0 = f0
+            g1 = f1
+            g2 = f2
             for u in range(COUNT):
-                channel, k0, k1, k2 = taps_of(gl.minimum(part * WALK[UNITS] + u, units - 1), blocks, WALK)
-                c = x_channel + channel * BLOCK
+                k0 = g0 % WALK[STEP] + g0 // WALK[STEP] * (WALK[STEP] * WALK[TAPS])
+                c = x_channel + block * BLOCK
                 i0 = o0 * WALK[STRIDE] + k0 * WALK[DILATION] - WALK[PAD]
-                i1 = o1 * WALK[STRIDE + 1] + k1 * WALK[DILATION + 1] - WALK[PAD + 1]
-                i2 = o2 * WALK[STRIDE + 2] + k2 * WALK[DILATION + 2] - WALK[PAD + 2]
-                first = (stage * WALK[UNITS] + u) * UNIT
-                of_x = x_blocks.index(first)._reinterpret(x.dtype, x.block_shape, x.layout)
+                i1 = o1 * WALK[STRIDE + 1] + g1 * WALK[DILATION + 1] - WALK[PAD + 1]
+                i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
+                row = (stage * WALK[UNITS] + u) * UNIT
+                of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
                 tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
                 for h in gl.static_range(HALVES):
                     i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
-                    more = x_blocks.index(first + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
+                    more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
                     of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
                     tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
-            i += 1
+                block += 1
+                last = block == blocks
+                block = gl.where(last, 0, block)
+                g2 += gl.where(last, 1, 0)
+                last = g2 == WALK[KERNEL + 2]
+                g2 = gl.where(last, 0, g2)
+                g1 += gl.where(last, 1, 0)
+                last = g1 == WALK[KERNEL + 1]
+                g1 = gl.where(last, 0, g1)
+                g0 += gl.where(last, 1, 0)
+            stage += 1
+            turn = stage == STAGES
+            stage = gl.where(turn, 0, stage)
+            phase ^= gl.where(turn, 1, 0)
+            q2 += 1
+            turn = q2 == n2
+            q2 = gl.where(turn, 0, q2)
+            q1 += gl.where(turn, 1, 0)
+            turn = q1 == n1
+            q1 = gl.where(turn, 0, q1)
+            q0 += gl.where(turn, 1, 0)
+            turn = q0 == n0
+            q0 = gl.where(turn, 0, q0)
+            n += gl.where(turn, WALK[BOX + 2], 0)
+            turn = (n >= real_images) & (pair < PAIRS - 1)
+            n = gl.where(turn, 0, n)
+            pair += gl.where(turn, 1, 0)
 
 
 @gluon.jit
@@ -251,6 +296,7 @@ def multiply(
     empty,
     full,
     sizes,
+    starts,
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -268,23 +314,26 @@ def multiply(
     rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
     lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
     at, end = run_of(total)
-    i = 0
+    stage = 0
+    phase = 0
     while at < end:
-        group, part, column, box, count, _b0, _b1, _b2, _n0, _n1, _n2 = find(at, sizes, WALK)
+        group, part, column, box, count, _b0, _b1, _b2, _n0, _n1, _n2 = find(at, sizes, starts, WALK)
         many = gl.minimum(count - box, end - at)
         at += many
         sums = zeros(COUNT, COLUMNS, SUMS)
         for step in range(many):
-            stage = i % STAGES
-            mbarrier.wait(full.index(stage), (i // STAGES) & 1)
+            mbarrier.wait(full.index(stage), phase)
             y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
             sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, LAYOUT)
             sums = waited(sums, COUNT)
             # Products of the box before are done: its stage is free.
-            mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), count=1, pred=step > 0)
-            i += 1
+            mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
+            stage += 1
+            turn = stage == STAGES
+            stage = gl.where(turn, 0, stage)
+            phase ^= gl.where(turn, 1, 0)
         sums = waited(sums, 0)
-        mbarrier.arrive(empty.index((i + STAGES - 1) % STAGES), count=1)
+        mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
         parts_of_units = (units + WALK[UNITS] - 1) // WALK[UNITS]
         slot = gl.program_id(0) + (group * parts_of_units + part) * columns + column
         for s in gl.static_range(COUNT):
@@ -308,6 +357,7 @@ def weights_boxes(
     total,
     x_group,  # channels from one block of groups to the next
     y_group,
+    starts,  # of parts of the units, in the list of a run of columns
     real_images,  # of a part
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
@@ -316,6 +366,7 @@ def weights_boxes(
     HALO: gl.constexpr,
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
+    PAIRS: gl.constexpr,  # of parts
     REGISTERS: gl.constexpr,  # of a thread that multiplies
 ):
     """The sums of a run of the list, in slots."""
@@ -336,12 +387,12 @@ def weights_boxes(
     channels = (x_group, y_group, real_images)
     # fmt: off
     gl.warp_specialize([
-        (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes,
+        (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
                     WALK, BLOCK, COLUMNS, SPLIT, HALO, STAGES, X_LAYOUT)),
-        (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes,
+        (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
                     WALK, BLOCK, COLUMNS, SPLIT, HALO, STAGES, X_LAYOUT)),
-        (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, HALO_BOX, STAGES)),
+        (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                      WALK, BLOCK, COLUMNS, SPLIT, HALO, HALO_BOX, STAGES, PAIRS)),
     ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
     # fmt: on
 
@@ -360,6 +411,7 @@ def finish_weights(
     total,
     x_group,
     y_group,
+    starts,
     runs,  # into which the list was cut
     groups,
     x_channels,  # of a group, without taps that are folded into them
@@ -391,11 +443,7 @@ def finish_weights(
     group = tile // columns // many
     at = (group * whole).to(tl.int64)
     count = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)[0]
-    if WALK[SKIP]:
-        for before in range(0, part):
-            at += columns * boxes(before, x_sizes, y_sizes, images, blocks, units, WALK)[0]
-    else:
-        at += columns * count * part
+    at += columns * (begin_of(part, starts) if WALK[SKIP] else count * part)
     at += tile % columns * count
     first = ((at + 1) * runs - 1) // total
     last = tl.where(count > 0, ((at + count) * runs - 1) // total, first - 1)

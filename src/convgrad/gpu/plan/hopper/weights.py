@@ -7,9 +7,9 @@ A candidate says how taps, channels and pixels are cut; a model of a multiproces
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import permutations
+from itertools import accumulate, permutations
 from math import ceil, gcd, prod
 from typing import NamedTuple
 
@@ -34,7 +34,8 @@ ALIGN = 16  # bytes
 STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
-CACHE_BYTES = 44  # of blocks that a multiprocessor gets in a cycle
+MOST_PARTS = 96  # of the units, where each has boxes of its own
+CACHE_BYTES = 30  # of blocks that a multiprocessor gets in a cycle
 STAGE = 24  # cycles of a stage besides
 PROGRAM = 2e-6  # seconds before the first products
 SLOT = 1.2e-6  # seconds that it takes to write a tile's sums
@@ -179,7 +180,14 @@ class Cut:
         """The length of the list for a block of groups."""
         if not self.skip:
             return self.unit_parts * self.runs * self._boxes([(0, size) for size in self.view.y.sizes])
-        return self.runs * sum(self._boxes(self._spans(part)) for part in range(self.unit_parts))
+        return self.runs * (self.starts[-1] + self._boxes(self._spans(self.unit_parts - 1)))
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where the boxes of each part begin in the list of a run of columns, if they are not equally many."""
+        if not self.skip:
+            return (0, 0)
+        return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
 
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
         counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self._sides, strict=True)]
@@ -450,8 +458,15 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
                         cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
+                        if skip and not _is_worth_skipping(cut):
+                            continue
                         if cut.registers <= REGISTERS and _stages(cut, target) >= 2:
                             yield cut
+
+
+def _is_worth_skipping(cut: Cut) -> bool:
+    """Whether enough boxes lie in the padding for all taps of a tile."""
+    return 1 < cut.unit_parts <= MOST_PARTS and cut.whole < 0.97 * replace(cut, skip=False).whole
 
 
 def _groups_of_taps(view: View) -> Iterator[Ints]:
@@ -592,7 +607,8 @@ def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
         ("HALO", cut.halo),
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
-        ("REGISTERS", 240 if cut.registers > 160 else 216),
+        ("PAIRS", view.pairs),
+        ("REGISTERS", 232 if cut.registers > 160 else 216),
     )
     tensors = ((PARTS, "f32"),)
     return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
@@ -612,6 +628,7 @@ def _list(cut: Cut) -> Values:
         ("total", cut.whole * cut.group_blocks),
         ("x_group", view.x.channels * cut.joined),
         ("y_group", view.y.channels * cut.joined),
+        ("starts", cut.starts),
     )
 
 
@@ -619,6 +636,7 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     view, columns = cut.view, cut.columns * cut.split
     per_tile = programs / cut.tiles + 1
     rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (32, 32, 4)
+    lanes = min(lanes, columns)
     values: Values = (
         *_list(cut),
         ("runs", programs),
