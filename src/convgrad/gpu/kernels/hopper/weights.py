@@ -148,6 +148,7 @@ def copy_boxes(
     COLUMNS: gl.constexpr,
     SPLIT: gl.constexpr,
     HALO: gl.constexpr,
+    ROOM: gl.constexpr,
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
     PAIRS: gl.constexpr,
@@ -157,7 +158,7 @@ def copy_boxes(
     x_group, y_group, real_images = channels
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
-    UNIT: gl.constexpr = ROWS // 8
+    UNIT: gl.constexpr = ROOM // 8
     COUNT: gl.constexpr = WALK[UNITS]
     HALVES: gl.constexpr = HALO // HALO_BOX if HALO else 0
     ALIGN: gl.constexpr = 128 // y.dtype.primitive_bitwidth
@@ -262,18 +263,23 @@ def products(
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
     HALO: gl.constexpr,
+    ROOM: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
     """Begin the products of a box: each tap reads the box of its unit from its own row on."""
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = (WALK[BOX] + HALO) * SIDE // 8
+    UNIT: gl.constexpr = ROOM // 8
     SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
     found = ()
     for s in gl.static_range(COUNT):
         unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
         at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
+        if BLOCK == 64:
+            x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
+        else:
+            # The next unit, whose channels lie beside these, begins so many rows on.
+            x = at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
         found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)  # noqa: RUF005
     return found
 
@@ -302,6 +308,7 @@ def multiply(
     COLUMNS: gl.constexpr,
     SPLIT: gl.constexpr,
     HALO: gl.constexpr,
+    ROOM: gl.constexpr,
     STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
@@ -324,7 +331,7 @@ def multiply(
         for step in range(many):
             mbarrier.wait(full.index(stage), phase)
             y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
-            sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, LAYOUT)
+            sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
             sums = waited(sums, COUNT)
             # Products of the box before are done: its stage is free.
             mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
@@ -363,7 +370,8 @@ def weights_boxes(
     BLOCK: gl.constexpr,
     COLUMNS: gl.constexpr,
     SPLIT: gl.constexpr,
-    HALO: gl.constexpr,
+    HALO: gl.constexpr,  # rows of a box of x beyond those of y
+    ROOM: gl.constexpr,  # pixels of shared memory for a box of x
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
     PAIRS: gl.constexpr,  # of parts
@@ -371,7 +379,7 @@ def weights_boxes(
 ):
     """The sums of a run of the list, in slots."""
     PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    UNIT: gl.constexpr = (PIXELS + HALO * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]) // 8
+    UNIT: gl.constexpr = ROOM // 8
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
     Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
@@ -388,11 +396,11 @@ def weights_boxes(
     # fmt: off
     gl.warp_specialize([
         (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, STAGES, X_LAYOUT)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
         (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, STAGES, X_LAYOUT)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
         (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, HALO_BOX, STAGES, PAIRS)),
+                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS)),
     ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
     # fmt: on
 

@@ -132,10 +132,24 @@ class Cut:
         return self.units * self.block // 64 * self.taps
 
     @property
+    def rows(self) -> int:
+        """Pixels of a box of x."""
+        return self.pixels + self.halo * self.pixels // self.box[0]
+
+    @property
+    def room(self) -> int:
+        """Pixels of shared memory for it: where units lie beside each other, they are a power of two apart."""
+        return self.rows if self.block == 64 else 1 << (self.rows - 1).bit_length()
+
+    @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        rows = self.pixels + self.halo * self.pixels // self.box[0]
-        return (self.pixels * self.columns * self.split + rows * self.block * self.units) * self.item
+        return (self.pixels * self.columns * self.split + self.room * self.block * self.units) * self.item
+
+    @property
+    def copied(self) -> int:
+        """Bytes that are copied for it."""
+        return self.stage - (self.room - self.rows) * self.block * self.units * self.item
 
     @property
     def registers(self) -> int:
@@ -535,7 +549,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16):
-        if block < 64 and (taps > 1 or x_width > block):
+        if block < 64 and x_width > block:
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
@@ -544,10 +558,10 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
             for split in (1, 2):
                 if split == 2 and columns * 2 > most:
                     continue
-                for units in (1, 2, 3, 4, 6, 8, 10, 12, 14):
+                for units in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14):
                     if units * taps < 2 and split == 1:
                         continue
-                    if units * taps > 14:
+                    if units * taps > 16:
                         continue
                     yield units * beside, block, columns, split, joined
 
@@ -568,7 +582,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
     # 128 bytes a cycle at best.
     one = max(cut.columns / 2, 20 + cut.columns / 3.2) * 4096 / target.matrix
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
-    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.stage / CACHE_BYTES
+    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     few = _stages(cut, target)
     stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.2
@@ -576,7 +590,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
     met = min(each, 1 + cut.tiles / programs)
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * SLOT
     found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
-    found += 0.08 * total * cut.stage / (target.bandwidth * 1e9)
+    found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * 1.2)
 
@@ -605,6 +619,7 @@ def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
         ("COLUMNS", cut.columns),
         ("SPLIT", cut.split),
         ("HALO", cut.halo),
+        ("ROOM", cut.room),
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
         ("PAIRS", view.pairs),
