@@ -56,6 +56,7 @@ class Launch:
     module: str = ""  # in `gpu.kernels`, where it is not the kernel's name: "weights", or "hopper.gather"
     descriptors: tuple[Descriptor, ...] = ()
     registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
+    early: bool = False  # whether its programs may begin before the launch before it ends, for which they wait
 
     def constant(self, name: str) -> Any:
         """One of the constants."""

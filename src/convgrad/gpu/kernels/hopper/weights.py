@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 # Places of what `WALK` says, the constants of how a list goes over taps and pixels.
 KERNEL = tl.constexpr(0)  # of three axes
@@ -391,6 +392,10 @@ def weights_boxes(
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
+    # The programs that add slots may take the place of those that are done.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
     channels = (x_group, y_group, real_images)
     # fmt: off
@@ -455,6 +460,8 @@ def finish_weights(
     at += tile % columns * count
     first = ((at + 1) * runs - 1) // total
     last = tl.where(count > 0, ((at + count) * runs - 1) // total, first - 1)
+    # Programs begin while the last sums are written, and wait here for the end of that.
+    gdc_wait()
     slot = tl.arange(0, SLOTS)
     from_parts = parts + ((first + tile) * ALL + which) * (64 * COLUMNS)
     from_parts += slot[:, None, None] * (ALL * 64 * COLUMNS) + row[None, :, None] * COLUMNS + lane[None, None, :]

@@ -675,4 +675,4 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     )
     count = cut.tiles * cut.sums * (64 // rows) * (columns // lanes)
     tensors = ((PARTS, "f32"), ("w", p.out_dtype))
-    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights")
+    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights", early=True)
