@@ -88,6 +88,23 @@ def test_plans_compile(name, wanted, dtype, kind):
             assert "mma" in kernel.asm["ptx"], "tensor cores"
 
 
+@pytest.mark.parametrize("wanted", ["x", "w"])
+def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
+    """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
+    target = of_kind("sm_90")
+    problem = Problem.parse(LAYERS["large"].format(wanted, "bf16"))
+    ways = [way for way in choose.candidates(problem, target) if way.tile in ((128, 128, 64), (128, 256, 64))]
+    assert len({way.tile for way in ways}) == 2
+    for way in {way.tile: way for way in ways}.values():
+        kernel = compiler.build(choose.settle(problem, target, way).launches[0], target, aligned=True)
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        (tmp_path / "code.ptx").write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(tool), "-v", "--gpu-name=sm_90a", "code.ptx", "-o", "code.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
+        assert "Used" in told, "verbose"
+        assert "Performance Loss" not in told, way
+
+
 def test_neighbours_are_loaded_together():
     """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
     target = of_kind("sm_90")

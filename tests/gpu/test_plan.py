@@ -9,7 +9,7 @@ import pytest
 
 import convgrad
 from convgrad import UnsupportedError
-from convgrad.gpu.plan import axes, choose, cost, registry
+from convgrad.gpu.plan import axes, choose, cost, registry, relaid
 from convgrad.gpu.target import KNOWN, of_kind
 from convgrad.spec import Problem
 
@@ -117,6 +117,47 @@ def test_levels_are_asked_in_their_order(monkeypatch):
     assert registry.make_plan(problem, of_kind("sm_80")).level == "last"
     monkeypatch.setattr(registry, "LEVELS", levels[1:2])
     assert registry.make_plan(problem, of_kind("sm_90")) == "no matrices"
+
+
+def test_copies_stand_around_what_another_level_makes():
+    """Channels first: what is read is copied, so is the result; each copy is an area, and no tensor is taken twice."""
+    line = "x bf16 n16 g1 cx128 cy256 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
+    problem, target = Problem.parse(line), of_kind("sm_90")
+    found = registry.make_plan(problem, target)
+    assert found.level == "copies"
+    kernels = [launch.kernel for launch in found.launches]
+    assert kernels[:2] == ["relay", "relay"]
+    assert kernels[-1] == "relay"
+    assert "relay" not in kernels[2:-1]
+    assert dict(found.areas) == {
+        "x, channels last": 2 * problem.size("x"),
+        "w, channels last": 2 * problem.size("w"),
+        "y, channels last": 2 * problem.size("y"),
+    }
+    inner = {role for launch in found.launches[2:-1] for role, _ in launch.tensors}
+    assert inner == set(dict(found.areas))
+    assert [launch.tensors[0][0] for launch in found.launches[:2]] == ["w", "y"]
+    assert found.launches[-1].tensors[1] == ("x", "bf16")
+    assert found.seconds < choose.plan(problem, target).seconds
+    assert any("channels are side by side" in reason for reason in found.why)
+    last = registry.make_plan(Problem.parse(f"{line} x@nxc y@nxc w@xio"), target)
+    assert last.level == "portable"
+    assert "not copies: channels are side by side" in last.why
+    aligned = registry.make_plan(problem, target, aligned=False)
+    assert aligned.level == "portable", "copies are for tensors that begin at multiples of 16 bytes"
+
+
+@pytest.mark.parametrize(
+    ("more", "out", "last"), [("", "bf16", (False, False)), ("bias accumulate", "f32", (True, True))]
+)
+def test_channels_that_do_not_fill_pieces_may_be_padded(more, out, last):
+    """What a result held, and a bias of fewer channels, are added to sums that were not rounded."""
+    line = f"x bf16 n32 g1 cx46 cy46 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio {more}"
+    (way,) = relaid.ways(Problem.parse(line))
+    assert (way.inner.cx, way.inner.cy, way.inner.out_dtype) == (48, 48, out)
+    assert (way.inner.bias_stride, way.inner.accumulate) == (None, False)
+    plan = relaid.around(Problem.parse(line), way, of_kind("sm_90"), "default")
+    assert (plan.launches[-1].constant("BIAS"), plan.launches[-1].constant("ACCUMULATE")) == last
 
 
 def test_too_many_programs():

@@ -52,6 +52,8 @@ class Executable:
     def __init__(self, plan: Plan, target: Target, index: int, anywhere: Callable[[], Plan] | None = None) -> None:
         self.plan, self.target, self.index, self.anywhere = plan, target, index, anywhere
         self._torch: Any = sys.modules["torch"]
+        # What torch.cuda.caching_allocator_alloc calls, which takes microseconds to set the device that is set.
+        self._raw = getattr(getattr(self._torch, "_C", None), "_cuda_cudaCachingAllocator_raw_alloc", None)
         self._ready: dict[bool, Ready] = {}
         self._prepare(True)
 
@@ -85,6 +87,8 @@ class Executable:
         """Memory for the areas of a plan, from PyTorch's allocator."""
         cuda = self._torch.cuda
         try:
+            if self._raw is not None:
+                return int(self._raw(size, stream))
             return int(cuda.caching_allocator_alloc(size, self.index, stream))
         except cuda.OutOfMemoryError as error:
             raise OutOfMemoryError(f"no memory for {size} bytes of workspace on cuda {self.index}: {error}") from None

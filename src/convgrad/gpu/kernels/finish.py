@@ -17,6 +17,7 @@ def finish(
     elements,
     parts,
     COUNT: tl.constexpr,
+    TOGETHER: tl.constexpr,  # parts whose loads do not wait for each other
     DOUBLE: tl.constexpr,
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -26,8 +27,10 @@ def finish(
     e = span(program(WIDE) * COUNT, COUNT, WIDE)
     has = e < elements
     acc = tl.zeros([COUNT], tl.float64 if DOUBLE else tl.float32)
-    for part in tl.range(0, parts):
-        acc += tl.load(workspace + part * elements + e, mask=has, other=0.0)
+    for first in tl.range(0, parts, TOGETHER):
+        for more in tl.static_range(TOGETHER):
+            part = first + more
+            acc += tl.load(workspace + part * elements + e, mask=has & (part < parts), other=0.0)
     to = out
     to_bias = bias
     q = e

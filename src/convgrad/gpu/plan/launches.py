@@ -6,10 +6,12 @@ from math import ceil
 from typing import NamedTuple
 
 from ...spec.problem import Ints, Problem, dense_strides
-from .axes import factors, is_wide, strides, three, unit, walk
+from .axes import LAST, factors, is_wide, strides, three, unit, walk
 from .records import PARTS, Constants, Launch, Values
 
-FINISH = 1024  # results of a program that adds parts
+FINISH = 1024  # results of a program that adds parts, at most
+FINISHERS = 512  # such programs at least, if there are results enough
+TOGETHER = 8  # parts that are on their way at once
 
 
 class Candidate(NamedTuple):
@@ -114,10 +116,36 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("COLUMNS", best.tile[1]),
     )
     if best.kernel == "weights":
-        constants += (("DEPTH", best.tile[2]), ("FLAT", best.flat), ("PRECISION", precision))
+        inside = is_inside(p)
+        over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
+        constants += (
+            ("DEPTH", best.tile[2]),
+            ("FLAT", best.flat),
+            ("X_EVEN", over and _is_even(p, "x")),
+            ("Y_EVEN", _is_even(p, "y")),
+            ("INSIDE", inside),
+            ("PRECISION", precision),
+        )
     constants += (("DOUBLE", p.dtype == "f64"), ("WIDE", is_wide(p)), ("ACCUMULATE", p.accumulate and not split))
     tensors = (("x", p.dtype), ("y", p.dtype), _out(p, split))
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
+
+
+def is_inside(p: Problem) -> bool:
+    """Whether no tap of any result lies in the padding."""
+    ends = ((o - 1) * s + (k - 1) * d - b for o, s, k, d, b in zip(p.y, p.stride, p.w, p.dilation, p.pad, strict=True))
+    return not any(p.pad) and all(end < size for end, size in zip(ends, p.x, strict=True))
+
+
+def _is_even(p: Problem, role: str) -> bool:
+    """Whether pixels of all images follow each other at one distance, that of the innermost axis."""
+    of, shape = strides(p, role), (*p.shape(role)[:3], *three(p).sizes(role))
+    step = of[LAST]
+    for axis in (5, 4, 3, 0):
+        if shape[axis] > 1 and of[axis] != step:
+            return False
+        step *= shape[axis]
+    return shape[LAST] > 1
 
 
 def _out(p: Problem, split: bool) -> tuple[str, str]:
@@ -147,7 +175,9 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
-    count = min(FINISH, max(128, 1 << (elements - 1).bit_length()))
+    count = FINISH
+    while count > 128 and elements < count * FINISHERS:
+        count //= 2
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -157,6 +187,7 @@ def finish(p: Problem, parts: int) -> Launch:
     )
     constants: Constants = (
         ("COUNT", count),
+        ("TOGETHER", max(1, min(TOGETHER, parts))),
         ("DOUBLE", p.dtype == "f64"),
         ("WIDE", is_wide(p) or parts * elements >= 2**31 - 2**20),
         ("BIAS", p.bias_stride is not None),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ...spec.problem import Problem
 from ..target import Target
+from .patches import merged
 from .records import Plan
 
 
@@ -44,6 +45,9 @@ def make_plan(p: Problem, target: Target, precision: str = "default", aligned: b
     """The plan for a problem, or why there is none. `aligned`: all tensors begin at multiples of 16 bytes."""
     passed: list[str] = []
     reason = "no level serves it"
+    if (simpler := merged(p)) is not p:
+        p = simpler
+        passed.append(f"windows touch: taken for a convolution of {p.cx} channels with a kernel of {p.w}")
     for level in LEVELS:
         if not level.least <= target.capability <= level.most:
             continue
