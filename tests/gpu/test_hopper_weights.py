@@ -35,6 +35,7 @@ PROBLEMS = {
     "pointwise": f"w bf16 n1 g1 cx64 cy128 x10x10 w1x1 y5x5 s2x2 d1x1 p0x0 {NXC}",
     "stem": f"w bf16 n2 g1 cx3 cy16 x12x12 w7x7 y6x6 s2x2 d1x1 p3x3 {NXC}",
     "patches": f"w bf16 n2 g1 cx3 cy16 x32x32 w16x16 y2x2 s16x16 d1x1 p0x0 {NXC}",
+    "windows that touch": f"w bf16 n2 g1 cx16 cy16 x21x6 w10x2 y2x3 s10x2 d1x1 p0x0 {NXC}",
     "stem, channels first": "w bf16 n1 g1 cx5 cy16 x12x9 w3x3 y8x7 s1x1 d2x2 p1x2 y@nxc",
     "f32": f"w f32 n2 g1 cx9 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
     "stem in f32": f"w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 {NXC}",
@@ -106,7 +107,7 @@ def test_what_is_left_to_others():
         ("w f64 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "it takes f32, bf16 and f16"),
         ("w bf16 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1", "do not lie side by side"),
         ("w bf16 n2 g1 cx33 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "no multiples of 16 bytes"),
-        ("w bf16 n2 g1 cx64 cy64 x33x33 w2x2 y4x4 s10x10 d1x1 p0x0 x@nxc y@nxc", "a stride is above 8"),
+        ("w bf16 n2 g2 cx64 cy64 x33x33 w2x2 y4x4 s10x10 d1x1 p0x0 x@nxc y@nxc", "a stride is above 8"),
         ("w bf16 n0 g1 cx64 cy64 x33x33 w2x2 y32x32 s1x1 d1x1 p0x0 x@nxc y@nxc", "there is no product"),
     ]:
         assert reason in hopper.plan(Problem.parse(line), TARGET, "default")

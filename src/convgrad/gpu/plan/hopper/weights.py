@@ -333,7 +333,8 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] |
     direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
         found.append((direct, tuple(before)))
-    if p.g == 1 and p.cx < 32 and (isinstance(direct, str) or prod(p.w) > 1):
+    few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
+    if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]))
     return found or str(direct)
 
@@ -379,11 +380,36 @@ def look(p: Problem, x: Side, y: Side, pairs: int) -> View | str:
             sizes[axis] = ceil(sizes[axis] / stride[axis])
             steps[axis] *= stride[axis]
             stride[axis] = 1
-    if max(stride) > STEPS:
-        return f"a stride is above {STEPS}"
     taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
     seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
-    return View(seen, y, pairs * p.n, pairs, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    view = View(seen, y, pairs * p.n, pairs, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    for axis in range(3):
+        view = _unfolded(view, axis)
+    return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
+
+
+def _unfolded(view: View, axis: int) -> View:
+    """Where windows touch, windows and their elements are two axes, if one of the three is free for the elements."""
+    taps = view.taps
+    stride, touching = taps.stride[axis], (taps.stride[axis], 1, 0)
+    free = [a for a in range(3) if (taps.kernel[a], view.x.sizes[a], view.y.sizes[a]) == (1, 1, 1)]
+    touches = (taps.kernel[axis], taps.dilation[axis], taps.pad[axis]) == touching
+    if stride == 1 or not touches or not free or view.y.sizes[axis] * stride > view.x.sizes[axis]:
+        return view
+
+    def moved(values: Ints, kept: int, other: int) -> Ints:
+        return tuple(kept if a == axis else other if a == free[0] else value for a, value in enumerate(values))
+
+    step, of_w = view.x.strides[axis], view.w.strides[3 + axis]
+    w = (*view.w.strides[:3], *moved(view.w.strides[3:], 0, of_w))
+    return view._replace(
+        x=view.x._replace(
+            sizes=moved(view.x.sizes, view.y.sizes[axis], stride),
+            strides=(*moved(view.x.strides[:3], step * stride, step), view.x.strides[3]),
+        ),
+        taps=Taps(moved(taps.kernel, 1, stride), moved(taps.stride, 1, 1), taps.dilation, taps.pad),
+        w=view.w._replace(strides=w, kernel=moved(view.w.kernel, 1, stride)),
+    )
 
 
 def folded(p: Problem, y: Side, pairs: int, before: tuple[Launch, ...]) -> list[tuple[View, tuple[Launch, ...]]]:
