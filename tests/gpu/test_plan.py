@@ -173,11 +173,11 @@ def test_more_of_a_machine_is_never_slower():
 
 
 def test_explain_tells_of_a_gpu_that_is_not_here(monkeypatch):
-    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
+    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_100")
     text = " ".join(convgrad.explain(DENSE.format("w", "f32"), device="cuda").split())
     assert "gpu, Triton kernel weights: matrix products over pixels" in text
     assert "products in bf16x6" in text
-    assert "microseconds by the model for sm_90" in text
+    assert "microseconds by the model for sm_100" in text
     monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_1")
     with pytest.raises(UnsupportedError, match="no GPU is known by the name 'sm_1'; known are sm_80"):
         convgrad.explain(DENSE.format("w", "f32"), device="cuda:1")

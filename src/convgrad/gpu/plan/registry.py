@@ -32,6 +32,7 @@ class Level(NamedTuple):
 
 LEVELS: tuple[Level, ...] = (
     Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
+    Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),
     Level("copies", "relaid", aligned=True),
     Level("portable", "choose"),
 )
