@@ -17,6 +17,7 @@ def finish(
     elements,
     parts,
     COUNT: tl.constexpr,
+    TOGETHER: tl.constexpr,  # parts that are read at once, where there are many of few results
     DOUBLE: tl.constexpr,
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -25,9 +26,11 @@ def finish(
     """A run of results. Without any parts, they are the bias, and what was there."""
     e = span(program(WIDE) * COUNT, COUNT, WIDE)
     has = e < elements
-    acc = tl.zeros([COUNT], tl.float64 if DOUBLE else tl.float32)
-    for part in tl.range(0, parts):
-        acc += tl.load(workspace + part * elements + e, mask=has, other=0.0)
+    sums = tl.zeros([TOGETHER, COUNT], tl.float64 if DOUBLE else tl.float32)
+    for first in tl.range(0, parts, TOGETHER):
+        part = span(first, TOGETHER, WIDE)[:, None]
+        sums += tl.load(workspace + part * elements + e[None, :], mask=(part < parts) & has[None, :], other=0.0)
+    acc = tl.sum(sums, 0)
     to = out
     to_bias = bias
     q = e

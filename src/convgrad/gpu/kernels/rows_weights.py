@@ -1,0 +1,191 @@
+"""w of depthwise layers: programs walk along rows of x and y together, with the sums of all taps in registers.
+
+See `rows`, whose tiles these are: here they are runs of y.
+"""
+
+import triton
+import triton.language as tl
+
+from .common import finished, program, span, stride
+from .rows import apart, depth_of, fetch, margins, runs_of, shifted, zeros
+
+
+@triton.jit
+def rows_weights(
+    x,
+    y,
+    out,
+    x_strides,  # image, group, channel of the group, depth, row, column
+    y_strides,
+    out_strides,  # group, channel of y, channel of x, depth, row, column
+    x_sizes,  # depth, rows, columns
+    y_sizes,
+    images,
+    channels,  # pairs of them, of all groups
+    runs,  # of a row of y
+    chunks,  # of the rows of a class
+    height,  # rows of y in a chunk
+    parts,
+    part_stride,
+    KERNEL: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TAPS: tl.constexpr,  # rows of taps of a program
+    LIVE: tl.constexpr,  # rows of y that a row of x meets
+    DOWN: tl.constexpr,  # rows of x that a step takes
+    CLASSES: tl.constexpr,
+    ROW: tl.constexpr,  # the first row of x that a chunk reads: by its class, start
+    ORIGIN: tl.constexpr,
+    PIECES: tl.constexpr,  # of a row of x
+    USES: tl.constexpr,
+    Y_PIECES: tl.constexpr,  # of a row of y
+    X_CHANNELS: tl.constexpr,  # of a group
+    Y_CHANNELS: tl.constexpr,
+    X_UNIT: tl.constexpr,
+    Y_UNIT: tl.constexpr,
+    OUT_UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    UNROLL: tl.constexpr,
+    WIDE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
+    """A part of the sums of some rows of taps, over every so-many-th tile."""
+    number = program(WIDE)
+    across = tl.cdiv(channels, COLUMNS)
+    q = span(number % across * COLUMNS, COLUMNS, WIDE)[None, :]
+    number = number // across
+    groups: tl.constexpr = (KERNEL[1] + TAPS - 1) // TAPS
+    tap1 = number % groups * TAPS
+    number = number // groups
+    tap0 = number % KERNEL[0]
+    part = number // KERNEL[0]
+    column = q < channels
+    both = q if X_CHANNELS == 1 else q // X_CHANNELS
+    g = both if Y_CHANNELS == 1 else both // Y_CHANNELS
+    cx = 0 if X_CHANNELS == 1 else q % X_CHANNELS
+    cy = 0 if Y_CHANNELS == 1 else both % Y_CHANNELS
+    x_lanes = x + g * stride(x_strides, 1, X_UNIT)
+    if X_CHANNELS > 1:
+        x_lanes = x_lanes + cx * x_strides[2]
+    y_lanes = y + g * stride(y_strides, 1, Y_UNIT)
+    if Y_CHANNELS > 1:
+        y_lanes = y_lanes + cy * y_strides[2]
+    x_row = stride(x_strides, 4, X_UNIT)
+    y_row = stride(y_strides, 4, Y_UNIT)
+    x_column = stride(x_strides, 5, X_UNIT)
+    y_column = stride(y_strides, 5, Y_UNIT)
+    tiles = tl.cdiv(images * y_sizes[0] * CLASSES * chunks * runs, ROWS)
+    K2: tl.constexpr = KERNEL[2]
+    NX: tl.constexpr = DOWN * len(PIECES)
+    NY: tl.constexpr = len(Y_PIECES)
+    sums = zeros(TAPS * KERNEL[2], tl.float32, ROWS, COLUMNS)
+    for tile in tl.range(part, tiles, parts):
+        m = span(tile * ROWS, ROWS, WIDE)[:, None]
+        run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
+        at, inside = depth_of(z, tap0, DEPTH, x_sizes[0])
+        there = (n < images) & inside & column
+        first = chunk * height
+        row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1] + tap1 * CLASSES
+        result = first * CLASSES + rest
+        from_x = x_lanes + n * stride(x_strides, 0, X_UNIT) + at * stride(x_strides, 3, X_UNIT)
+        from_x = from_x + row * x_row + run * ORIGIN * x_column
+        from_y = y_lanes + n * stride(y_strides, 0, Y_UNIT) + z * stride(y_strides, 3, Y_UNIT)
+        from_y = from_y + result * y_row + run * WIDTH * y_column
+        x_sides = margins(run * ORIGIN, x_sizes[2], PIECES)
+        y_sides = margins(run * WIDTH, y_sizes[2], Y_PIECES)
+        window = zeros(LIVE * WIDTH, tl.float32, ROWS, COLUMNS)
+        queue = ()
+        for early in tl.static_range(AHEAD):
+            queue = queue + _step(
+                from_x, from_y, x_sides, y_sides, there, row, result, early, x_sizes[1], y_sizes[1], height,
+                x_row, y_row, x_column, y_column, DOWN, CLASSES, PIECES, Y_PIECES, ROWS, COLUMNS,
+            )  # fmt: skip
+        for block in tl.range(0, height + LIVE - 1, UNROLL):
+            for turn in tl.static_range(UNROLL):
+                queue = queue + _step(
+                    from_x, from_y, x_sides, y_sides, there, row, result, block + turn + AHEAD, x_sizes[1], y_sizes[1],
+                    height, x_row, y_row, x_column, y_column, DOWN, CLASSES, PIECES, Y_PIECES, ROWS, COLUMNS,
+                )  # fmt: skip
+                window = _before(apart(queue, NX, Y_PIECES, ROWS, COLUMNS), window, LIVE, WIDTH)
+                for i in tl.static_range(DOWN):
+                    read = apart(queue, i * len(PIECES), PIECES, ROWS, COLUMNS)
+                    sums = _add(sums, read, window, i, TAPS, KERNEL[2], DOWN, USES, WIDTH)
+                queue = shifted(queue, NX + NY)
+    to = out + part * part_stride + g * stride(out_strides, 0, OUT_UNIT)
+    to = to + cy * out_strides[1] + cx * out_strides[2] + tap0 * out_strides[3]
+    for k1 in tl.static_range(TAPS):
+        has = column & (tap1 + k1 < KERNEL[1])
+        for k2 in tl.static_range(K2):
+            value = tl.sum(sums[k1 * KERNEL[2] + k2], 0)[None, :]
+            place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
+            value = finished(value, place, place, ACCUMULATE, False, has)
+            tl.store(place, value.to(out.dtype.element_ty), mask=has)
+
+
+@triton.jit
+def _step(
+    from_x,
+    from_y,
+    x_sides,
+    y_sides,
+    there,
+    row,
+    result,
+    step,
+    x_size,
+    y_size,
+    height,
+    x_row,
+    y_row,
+    x_column,
+    y_column,
+    DOWN: tl.constexpr,
+    CLASSES: tl.constexpr,
+    PIECES: tl.constexpr,
+    Y_PIECES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The pieces that a step reads: of x, then of y. Beyond its chunk, y is not read: another one has its products."""
+    found = ()
+    for i in tl.static_range(DOWN):
+        down = (step * DOWN + i) * CLASSES
+        inside = there & (row + down >= 0) & (row + down < x_size)
+        found = found + fetch(from_x + down * x_row, x_sides, inside, x_column, PIECES, ROWS, COLUMNS)
+    inside = there & ((step < height) & (result + step * CLASSES < y_size))
+    return found + fetch(from_y + step * (CLASSES * y_row), y_sides, inside, y_column, Y_PIECES, ROWS, COLUMNS)
+
+
+@triton.jit
+def _before(row, window, LIVE: tl.constexpr, WIDTH: tl.constexpr):
+    """A window with another row before the first, and without its last one."""
+    found = row
+    for i in tl.static_range((LIVE - 1) * WIDTH):
+        found = found + (window[i],)
+    return found
+
+
+@triton.jit
+def _add(
+    sums,
+    read,
+    window,
+    ROW: tl.constexpr,
+    TAPS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    DOWN: tl.constexpr,
+    USES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Sums with the products of one row of x; its tap k meets row (k - ROW)/DOWN of the window."""
+    found = ()
+    for k1 in tl.static_range(TAPS):
+        for k2 in tl.static_range(KERNEL):
+            value = sums[k1 * KERNEL + k2]
+            if k1 % DOWN == ROW:
+                for i in tl.static_range(WIDTH):
+                    value += read[USES[i][k2]] * window[k1 // DOWN * WIDTH + i]
+            found = found + (value,)
+    return found
