@@ -11,7 +11,7 @@ from gpu_problems import PROBLEMS
 
 from convgrad import reference
 from convgrad.dtypes import DTYPES
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, relaid
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -108,6 +108,40 @@ def two_ways(line):
     found = ways(problem, machine)
     for way in (found[0], next(way for way in found if way.parts > 1)):
         check(problem, choose.settle(problem, machine, way))
+
+
+def copied(line):
+    """A problem between copies, with as many channels and with more."""
+    problem, machine = Problem.parse(line), interpreter.small("sm_90", 8)
+    found = relaid.ways(problem)
+    for at, way in enumerate(found):
+        plan = relaid.around(problem, way, machine, "default")
+        check(problem, interpreter.widened(plan) if at % 2 else plan)
+    return len(found)
+
+
+MORE = ("", "bias accumulate", "bias@3")
+COPIES = [
+    *((name, wanted, "bf16", more) for name in PROBLEMS for wanted in "xyw" for more in MORE),
+    *(
+        (name, wanted, dtype, "bias accumulate")
+        for name in ("plain", "3d")
+        for wanted in "xyw"
+        for dtype in ("f32", "f64")
+    ),
+]
+QUICK_COPIES = [
+    ("plain", "x", "bf16", "bias accumulate"),
+    ("grouped", "w", "bf16", ""),
+    ("strides of nobody", "y", "bf16", "bias@3"),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "more"), slow_but(QUICK_COPIES, COPIES))
+def test_copies_between_other_strides(interpreted, name, wanted, dtype, more):
+    words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
+    found = interpreted(copied, f"{PROBLEMS[name].format(wanted, dtype)} {words}")
+    assert found or name == "depthwise"
 
 
 def without_sums(line):

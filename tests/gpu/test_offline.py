@@ -99,6 +99,30 @@ def test_neighbours_are_loaded_together():
     assert not pieces.search(anywhere)
 
 
+@pytest.mark.parametrize("name", ["gather", "lanes"])
+def test_a_phase_without_taps_divides_by_nothing(name):
+    """What a loop loads first is computed before it is known whether it runs at all, so nothing may divide by no taps:
+    the compiler would conclude that there are some, and drop the question. What is left are divisions of programs.
+    """
+    target = of_kind("sm_90")
+    channels = "g1 cx64 cy64" if name == "gather" else "g64 cx1 cy1"
+    problem = Problem.parse(f"x bf16 n2 {channels} x64x64 w1x1 y32x32 s2x2 d1x1 p0x0 {NXC}")
+    (launch,) = choose.plan(problem, target).launches
+    assert launch.kernel == name
+    code = compiler.build(launch, target, aligned=True).asm["llir"]
+    assert not re.search(r"\b(udiv|urem)\b", code), "taps are what is known not to be negative"
+
+
+def test_results_are_stored_together():
+    """16 bytes at a time, by kernels of sums in parts as well."""
+    target = of_kind("sm_90")
+    for wanted in "xyw":
+        plan = choose.plan(Problem.parse(LAYERS["dense"].format(wanted, "bf16")), target)
+        for launch in plan.launches[:1]:
+            code = compiler.build(launch, target, aligned=True).asm["ptx"]
+            assert set(re.findall(r"st\.global\.(\S+)", code)) == {"v4.b32"}
+
+
 @pytest.mark.parametrize("precision", slow_but(["tf32x3"], ["ieee", "tf32x3"]))
 def test_precisions_compile(precision):
     target = of_kind("sm_90")

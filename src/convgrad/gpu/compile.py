@@ -15,7 +15,7 @@ ALIGNED = 16  # bytes, that the widest load of a thread takes
 _TYPES = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "f64": "fp64"}
 
 # Of these numbers, code knows by which power of two they are divisible, so that it may load several elements at once.
-_HINTED = {"strides", "channels", "summed", "made"}
+_HINTED = {"stride", "strides", "channels", "summed", "made"}
 _HINTED_IN_SPACE = {"sizes", "steps"}  # where neighbours in memory are neighbours in space
 
 

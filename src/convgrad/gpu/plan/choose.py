@@ -111,7 +111,7 @@ def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
     kernel = "weights" if p.wanted == "w" else "gather"
     for flat in (False, True):
         length = _length(p, flat)
-        for tile in tiles(target, p.dtype, precision, length.depth, flat):
+        for tile in tiles(target, p.dtype, precision, length.depth, flat, is_wide(p)):
             across = ceil(length.columns / tile.columns) * ceil(length.rows / tile.rows) * length.times
             blocks = ceil(length.depth / tile.depth) * length.repeats
             elements = (tile.rows + tile.columns) * tile.depth

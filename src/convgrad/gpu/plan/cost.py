@@ -16,6 +16,7 @@ from ..target import Target
 MATRIX_SHARE = 0.6  # of the tensor cores' rate, that Triton's pipelined loops reach: 0.5 to 0.75 on an H200 in bf16
 VECTOR_SHARE = 0.5  # of the plain units' rate, where operands come from shared memory
 BANDWIDTH_SHARE = 0.8
+COPY_SHARE = 0.6  # of the memory's bandwidth, where neighbours change
 CACHE_BYTES = 40  # that a multiprocessor gets from the second cache in a cycle: 64 at most
 LANES = 128  # of a multiprocessor: instructions of so many elements begin in a cycle
 BLOCK = 40  # cycles of a block of the sum besides its elements
@@ -61,6 +62,11 @@ def seconds(target: Target, work: Work, flop_rate: float) -> float:
     rounds = ceil(work.programs / target.multiprocessors)
     compute = rounds * (work.blocks * block + PROGRAM) / (target.clock * 1e9)
     return max(compute, work.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH
+
+
+def copy_seconds(target: Target, moved: int) -> float:
+    """The time of a copy that reads and writes so many bytes together."""
+    return moved / (target.bandwidth * 1e9 * COPY_SHARE) + LAUNCH
 
 
 def finish_seconds(target: Target, elements: int, parts: int, dtype: str) -> float:

@@ -29,7 +29,11 @@ class Level(NamedTuple):
     aligned: bool = False  # whether tensors must begin at multiples of 16 bytes
 
 
-LEVELS: tuple[Level, ...] = (Level("rows", "rows"), Level("portable", "choose"))
+LEVELS: tuple[Level, ...] = (
+    Level("rows", "rows"),
+    Level("copies", "relaid", aligned=True),
+    Level("portable", "choose"),
+)
 """In the order in which they are asked; the last one serves every problem.
 
 A new one is a module here with `plan`, kernels in gpu/kernels, and a row.
