@@ -6,7 +6,7 @@ See `rows`, whose tiles these are: here they are runs of y.
 import triton
 import triton.language as tl
 
-from .common import finished, program, span, stride
+from .common import program, span, stride
 from .rows import apart, depth_of, fetch, margins, runs_of, shifted, zeros
 
 
@@ -48,11 +48,12 @@ def rows_weights(
     COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
     UNROLL: tl.constexpr,
+    COLUMN: tl.constexpr,  # stride, dilation and padding
     WIDE: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
 ):
     """A part of the sums of some rows of taps, over every so-many-th tile."""
     number = program(WIDE)
+    K2: tl.constexpr = KERNEL[2]
     across = tl.cdiv(channels, COLUMNS)
     q = span(number % across * COLUMNS, COLUMNS, WIDE)[None, :]
     number = number // across
@@ -77,10 +78,9 @@ def rows_weights(
     x_column = stride(x_strides, 5, X_UNIT)
     y_column = stride(y_strides, 5, Y_UNIT)
     tiles = tl.cdiv(images * y_sizes[0] * CLASSES * chunks * runs, ROWS)
-    K2: tl.constexpr = KERNEL[2]
     NX: tl.constexpr = DOWN * len(PIECES)
     NY: tl.constexpr = len(Y_PIECES)
-    sums = zeros(TAPS * KERNEL[2], tl.float32, ROWS, COLUMNS)
+    sums = zeros(TAPS * K2, tl.float32, ROWS, COLUMNS)
     for tile in tl.range(part, tiles, parts):
         m = span(tile * ROWS, ROWS, WIDE)[:, None]
         run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
@@ -111,17 +111,48 @@ def rows_weights(
                 window = _before(apart(queue, NX, Y_PIECES, ROWS, COLUMNS), window, LIVE, WIDTH)
                 for i in tl.static_range(DOWN):
                     read = apart(queue, i * len(PIECES), PIECES, ROWS, COLUMNS)
-                    sums = _add(sums, read, window, i, TAPS, KERNEL[2], DOWN, USES, WIDTH)
+                    sums = _add(sums, read, window, i, TAPS, K2, DOWN, USES, WIDTH)
                 queue = shifted(queue, NX + NY)
     to = out + part * part_stride + g * stride(out_strides, 0, OUT_UNIT)
     to = to + cy * out_strides[1] + cx * out_strides[2] + tap0 * out_strides[3]
-    for k1 in tl.static_range(TAPS):
-        has = column & (tap1 + k1 < KERNEL[1])
-        for k2 in tl.static_range(K2):
-            value = tl.sum(sums[k1 * KERNEL[2] + k2], 0)[None, :]
-            place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
-            value = finished(value, place, place, ACCUMULATE, False, has)
+    spoilt = q < 0
+    for down in tl.static_range(TAPS):
+        has = column & (tap1 + down < KERNEL[1])
+        for side in tl.static_range(K2):
+            value = tl.sum(sums[down * K2 + side], 0)[None, :]
+            place = to + (tap1 + down) * out_strides[4] + side * out_strides[5]
             tl.store(place, value.to(out.dtype.element_ty), mask=has)
+            spoilt = spoilt | (has & (value != value))
+    if tl.max(spoilt.to(tl.int32)) > 0:
+        # What is not read is zero, and has no product with an infinity. Sums that are NaN are taken again, one by one.
+        tl.debug_barrier()
+        for tap in tl.range(0, TAPS * K2):
+            k1 = tap // K2
+            k2 = tap % K2
+            total = tl.zeros([ROWS, COLUMNS], tl.float32)
+            for tile in tl.range(part, tiles, parts):
+                m = span(tile * ROWS, ROWS, WIDE)[:, None]
+                run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
+                at, inside = depth_of(z, tap0, DEPTH, x_sizes[0])
+                there = (n < images) & inside & column
+                first = chunk * height
+                row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1] + (tap1 + k1) * CLASSES
+                result = first * CLASSES + rest
+                from_x = x_lanes + n * stride(x_strides, 0, X_UNIT) + at * stride(x_strides, 3, X_UNIT)
+                from_y = y_lanes + n * stride(y_strides, 0, Y_UNIT) + z * stride(y_strides, 3, Y_UNIT)
+                for pixel in tl.range(0, height * WIDTH):
+                    x1 = row + pixel // WIDTH * (DOWN * CLASSES)
+                    y1 = result + pixel // WIDTH * CLASSES
+                    y2 = run * WIDTH + pixel % WIDTH
+                    x2 = y2 * COLUMN[0] + k2 * COLUMN[1] - COLUMN[2]
+                    meets = (x1 >= 0) & (x1 < x_sizes[1]) & (x2 >= 0) & (x2 < x_sizes[2])
+                    meets = there & meets & (y1 < y_sizes[1]) & (y2 < y_sizes[2])
+                    left = tl.load(from_x + (x1 * x_row + x2 * x_column), mask=meets, other=0.0)
+                    right = tl.load(from_y + (y1 * y_row + y2 * y_column), mask=meets, other=0.0)
+                    total += left.to(tl.float32) * right.to(tl.float32)
+            place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
+            held = tl.load(place, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
+            tl.store(place, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
 
 
 @triton.jit

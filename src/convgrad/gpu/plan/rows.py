@@ -199,7 +199,7 @@ def reads(p: Problem, width: int) -> Reads:
 
 def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
     """The plan that goes a way."""
-    split = way.parts > 1
+    split = _is_split(p, way)
     launch = _weights_launch(p, way) if p.wanted == "w" else _rows_launch(p, way)
     launches = (launch, *((finish(p, way.parts),) if split else ()))
     areas = ((PARTS, way.parts * p.size(p.wanted) * 4),) if split else ()
@@ -209,6 +209,11 @@ def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> P
     tile = (way.rows, way.columns, way.width, way.height)
     kernel = "rows_weights" if p.wanted == "w" else "rows"
     return Plan(kernel, DOES, launches, areas, time, why, "", tile, way.parts)
+
+
+def _is_split(p: Problem, way: Way) -> bool:
+    """Whether sums are finished by another kernel; where results are added to what was there, they always are."""
+    return p.wanted == "w" and (way.parts > 1 or p.accumulate)
 
 
 def unit(of: Ints, pixels: bool) -> int:
@@ -299,7 +304,7 @@ def _sizes(p: Problem, role: Role) -> Ints:
 def _weights_launch(p: Problem, way: Way) -> Launch:
     over, read = walk(p, way.taps), reads(p, way.width)
     x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
-    split = way.parts > 1
+    split = _is_split(p, way)
     out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
     sizes, lanes_of_w = _sizes(p, "y"), p.g * p.cy * p.cx
     step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
@@ -340,8 +345,8 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("COLUMNS", way.columns),
         ("AHEAD", way.ahead),
         ("UNROLL", way.unroll),
+        ("COLUMN", spatial(p)[2][3:]),
         ("WIDE", is_wide(p)),
-        ("ACCUMULATE", p.accumulate and not split),
     )
     across = ceil(lanes_of_w / way.columns) * ceil(kernel[1] / way.taps) * kernel[0]
     tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
