@@ -121,6 +121,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
 
 
 def out_tensor(p: Problem, split: bool) -> tuple[str, str]:
+    """What the kernel of the sums writes: the result, or parts of it."""
     return (PARTS, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
 
 

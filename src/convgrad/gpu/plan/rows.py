@@ -65,7 +65,7 @@ def hindrance(p: Problem) -> str:
         return "there is nothing to sum"
     if p.cx * p.cy > 4 or p.g * p.cx * p.cy < 4:
         return "it is for groups of few channels"
-    depth, row, column = spatial(p)
+    _, row, column = spatial(p)
     summed = p.cy if p.wanted == "x" else p.cx
     if p.wanted != "w" and prod(p.w) * summed > MOST_TAPS:
         return f"it is for at most {MOST_TAPS} taps"
@@ -134,8 +134,8 @@ def walk(p: Problem, taps: int = 0) -> Walk:
     step, live = row.stride, ceil(kernel / row.stride)
     rows = []
     for i in range(step):
-        met = [i + step * (live - 1 - e) for e in range(live)]
-        rows.append(tuple(-1 if k >= kernel else kernel - 1 - k if back else k for k in met))
+        taps_met = (i + step * (live - 1 - e) for e in range(live))
+        rows.append(tuple(-1 if k >= kernel else kernel - 1 - k if back else k for k in taps_met))
     results = ceil((row.x if back else row.y) / row.dilation)
     return Walk(live, step, 1, row.dilation, (step, -pad, 1 - live), live - 1, tuple(rows), results)
 
