@@ -46,6 +46,9 @@ WALKED = {
     "1d, strided": f"{{}} {{}} n2 g24 cx1 cy1 x41 w5 y20 s2 d1 p1 {_BOTH}",
     "3d, channels": f"{{}} {{}} n1 g6 cx1 cy1 x4x3x5 w2x3x2 y2x3x4 s2x1x1 d1x1x1 p0x1x0 {_BOTH}",
     "3d, pixels": "{} {} n1 g6 cx1 cy1 x6x5x8 w3x2x3 y3x5x8 s2x1x1 d2x1x1 p1x1x1",
+    "four channels of a group": f"{{}} {{}} n2 g5 cx4 cy4 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {_BOTH}",
+    "four channels, pixels": "{} {} n1 g3 cx4 cy4 x6x8 w3x3 y3x4 s2x2 d1x1 p1x1",
+    "four and two channels": f"{{}} {{}} n1 g6 cx4 cy2 x9x7 w3x3 y5x4 s2x2 d1x1 p1x1 {_BOTH}",
     "strides of nobody": "{} {} n2 g4 cx1 cy1 x4x5 w2x2 y3x4 s1x1 d1x1 p0x0 "
     "x@200,1,0,-20,4 y@150,2,0,40,9 w@32,0,0,4,-1",
 }

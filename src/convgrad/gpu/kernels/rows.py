@@ -1,9 +1,10 @@
-"""Depthwise layers: programs walk along one spatial axis, and what they have read stays in registers while it is needed.
+"""Depthwise layers: programs walk along one spatial axis, and what they have read stays in registers as long as needed.
 
 Rows are positions on the axis of the walk; columns are those on the other axis, of which a thread has a run of `WIDTH`
-results. A tile is `ROWS` such runs, of any images and places, by `COLUMNS` channels. Tensors have the axes image,
-group, channel, depth, row and column. The plan lists which columns of the input a run needs (`PIECES`), and which of
-them a tap meets (`USES`): see `plan/rows.py`.
+results. A tile is `ROWS` such runs, of any images and places, by `COLUMNS` channels or, `INSIDE` of whose threads are
+the few channels of a group, so many groups. Tensors have the axes image, group, channel, depth, row and column. The
+plan lists which columns of the input a run needs (`PIECES`), and which of them a tap meets (`USES`): see
+`plan/rows.py`.
 """
 
 import triton
@@ -45,14 +46,14 @@ def margins(column, size, PIECES: tl.constexpr):
 
 
 @triton.jit
-def piece(pointers, there, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some columns as they are in memory: [ROWS, COLUMNS] or, of several, a third axis of them."""
+def piece(pointers, step, there, SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Some columns, or channels, as they are in memory: [ROWS, COLUMNS] or, of several, a third axis of them."""
     there = tl.broadcast_to(there, (ROWS, COLUMNS))
     if SIZE == 1:
         return tl.load(pointers, mask=there, other=0.0)
     else:
         there = tl.broadcast_to(there[:, :, None], (ROWS, COLUMNS, SIZE))
-        return tl.load(pointers[:, :, None] + tl.arange(0, SIZE)[None, None, :], mask=there, other=0.0)
+        return tl.load(pointers[:, :, None] + tl.arange(0, SIZE)[None, None, :] * step, mask=there, other=0.0)
 
 
 @triton.jit
@@ -60,7 +61,7 @@ def fetch(pointers, sides, there, step, PIECES: tl.constexpr, ROWS: tl.constexpr
     """The pieces of one row."""
     found = ()
     for p in tl.static_range(len(PIECES)):
-        found = found + (piece(pointers + PIECES[p][0] * step, there & sides[p], PIECES[p][1], ROWS, COLUMNS),)
+        found = found + (piece(pointers + PIECES[p][0] * step, 1, there & sides[p], PIECES[p][1], ROWS, COLUMNS),)
     return found
 
 
@@ -145,7 +146,7 @@ def rows(
     a_sizes,  # depth, rows, columns
     out_sizes,
     images,
-    channels,  # that are made, of all groups
+    channels,  # that are made, of all groups; or groups
     runs,  # of a row
     chunks,  # of the rows of a class
     height,  # steps of the walk that finish results of a chunk
@@ -163,6 +164,7 @@ def rows(
     USES: tl.constexpr,  # by column of the run and tap: the column of the pieces, or -1
     SUMMED: tl.constexpr,  # channels
     MADE: tl.constexpr,
+    INSIDE: tl.constexpr,
     FLAT: tl.constexpr,  # channels of all groups of the result are one axis
     A_UNIT: tl.constexpr,
     W_UNIT: tl.constexpr,
@@ -184,11 +186,16 @@ def rows(
     m = span(number // tiles * ROWS, ROWS, WIDE)[:, None]
     run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, out_sizes[0])
     column = q < channels
-    g = q if MADE == 1 else q // MADE
-    c = q if MADE == 1 else q % MADE
+    # Channels of the input that are read at once, and of the result that a lane has.
+    READ: tl.constexpr = SUMMED if INSIDE else 1
+    MAKE: tl.constexpr = MADE if INSIDE else 1
+    g = q if MADE == MAKE else q // MADE
+    c = 0 if MADE == MAKE else q % MADE
     there = (n < images) & column
     # The weights of all taps stay in registers.
-    from_w = w + g * stride(w_strides, 0, W_UNIT) + (0 if MADE == 1 else c * stride(w_strides, 2, W_UNIT))
+    from_w = w + g * stride(w_strides, 0, W_UNIT)
+    if MADE > MAKE:
+        from_w = from_w + c * w_strides[2]
     K0: tl.constexpr = KERNEL[0]
     K1: tl.constexpr = KERNEL[1]
     K2: tl.constexpr = KERNEL[2]
@@ -197,9 +204,13 @@ def rows(
         for k0 in tl.static_range(K0):
             for k1 in tl.static_range(K1):
                 for k2 in tl.static_range(K2):
-                    at = r * w_strides[1] + k0 * w_strides[3] + k1 * w_strides[4] + k2 * w_strides[5]
-                    factors = factors + (tl.load(from_w + at, mask=column, other=0.0).to(tl.float32),)
-    shift = tl.load(bias + q * bias_stride, mask=column, other=0.0).to(tl.float32) if BIAS else 0.0
+                    for made in tl.static_range(MAKE):
+                        at = r * w_strides[1] + k0 * w_strides[3] + k1 * w_strides[4] + k2 * w_strides[5]
+                        at += made * w_strides[2]
+                        factors = factors + (tl.load(from_w + at, mask=column, other=0.0).to(tl.float32),)
+    shift = 0.0
+    if BIAS:
+        shift = piece(bias + q * MAKE * bias_stride, bias_stride, column, MAKE, 1, COLUMNS).to(tl.float32)
     first = chunk * height
     row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1]
     origin = run * ORIGIN
@@ -221,37 +232,39 @@ def rows(
         to = to + q * stride(out_strides, 2, OUT_UNIT)
     else:
         to = to + g * stride(out_strides, 1, OUT_UNIT) + c * stride(out_strides, 2, OUT_UNIT)
-    PER: tl.constexpr = DOWN * SUMMED * K0 * len(PIECES)  # pieces of a step
-    sums = zeros(LIVE * WIDTH, tl.float32, ROWS, COLUMNS)
+    PER: tl.constexpr = DOWN * (SUMMED // READ) * K0 * len(PIECES)  # pieces of a step
+    sums = zeros(LIVE * WIDTH * MAKE, tl.float32, ROWS, COLUMNS)
     queue = ()
     for early in tl.static_range(AHEAD):
         queue = queue + _step(
             starts, layers, sides, row, early, a_sizes[1], a_strides, row_step, column_step,
-            KERNEL, DOWN, CLASSES, SUMMED, PIECES, ROWS, COLUMNS,
+            KERNEL, DOWN, CLASSES, SUMMED // READ, PIECES, ROWS, COLUMNS,
         )  # fmt: skip
     for block in tl.range(0, height + EXTRA, UNROLL):
         for turn in tl.static_range(UNROLL):
             step = block + turn
             queue = queue + _step(
                 starts, layers, sides, row, step + AHEAD, a_sizes[1], a_strides, row_step, column_step,
-                KERNEL, DOWN, CLASSES, SUMMED, PIECES, ROWS, COLUMNS,
+                KERNEL, DOWN, CLASSES, SUMMED // READ, PIECES, ROWS, COLUMNS,
             )  # fmt: skip
             for i in tl.static_range(DOWN):
-                for r in tl.static_range(SUMMED):
+                for r in tl.static_range(SUMMED // READ):
                     for k0 in tl.static_range(K0):
-                        read = apart(queue, ((i * SUMMED + r) * K0 + k0) * len(PIECES), PIECES, ROWS, COLUMNS)
-                        sums = _add(sums, read, factors, r * K0 + k0, i, ROW_TAPS, KERNEL, USES, LIVE, WIDTH)
+                        read = apart(queue, ((i * (SUMMED // READ) + r) * K0 + k0) * len(PIECES), PIECES, ROWS, COLUMNS)
+                        sums = _add(
+                            sums, read, factors, r * READ, k0, i, ROW_TAPS, KERNEL, USES, LIVE, WIDTH, READ, MAKE
+                        )  # fmt: skip
             for e in tl.static_range(UP):
                 which = step * UP + (e + ROW[2])
                 ends = (which >= 0) & (which < height * UP)
                 has = there & (ends & (result + which * CLASSES < out_sizes[1]))
                 to_row = to + which * (CLASSES * stride(out_strides, 4, OUT_UNIT))
                 for side in tl.static_range(0, WIDTH, OUT_VECTOR):
-                    value = together(sums, e * WIDTH + side, OUT_VECTOR, ROWS, COLUMNS)
+                    value = together(sums, (e * WIDTH + side) * MAKE, OUT_VECTOR * MAKE, ROWS, COLUMNS)
                     place = to_row + side * stride(out_strides, 5, OUT_UNIT)
                     meets = has & (run * WIDTH + side < out_sizes[2])
-                    _store(value, place, meets, shift, OUT_VECTOR, ROWS, COLUMNS, BIAS, ACCUMULATE)
-            sums = shifted(sums, UP * WIDTH) + zeros(UP * WIDTH, tl.float32, ROWS, COLUMNS)
+                    _store(value, place, meets, shift, OUT_VECTOR, MAKE, ROWS, COLUMNS, BIAS, ACCUMULATE)
+            sums = shifted(sums, UP * WIDTH * MAKE) + zeros(UP * WIDTH * MAKE, tl.float32, ROWS, COLUMNS)
             queue = shifted(queue, PER)
 
 
@@ -261,19 +274,21 @@ def _store(
     place,
     there,
     shift,
-    SIZE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    MAKE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
-    """Write some columns of a row."""
+    """Write some columns of a row, or some channels."""
+    SIZE: tl.constexpr = VECTOR * MAKE
     there = tl.broadcast_to(there, (ROWS, COLUMNS))
     if SIZE > 1:
         place = place[:, :, None] + tl.arange(0, SIZE)[None, None, :]
         there = tl.broadcast_to(there[:, :, None], (ROWS, COLUMNS, SIZE))
     if BIAS:
-        value += shift[:, :, None] if SIZE > 1 else shift
+        value += shift[:, :, None] if VECTOR > 1 else shift
     if ACCUMULATE:
         value += tl.load(place, mask=there, other=0.0).to(tl.float32)
     tl.store(place, value.to(place.dtype.element_ty), mask=there)
@@ -316,6 +331,7 @@ def _add(
     sums,
     read,
     factors,
+    FIRST: tl.constexpr,  # channel
     LAYER: tl.constexpr,
     ROW: tl.constexpr,
     ROW_TAPS: tl.constexpr,
@@ -323,16 +339,27 @@ def _add(
     USES: tl.constexpr,
     LIVE: tl.constexpr,
     WIDTH: tl.constexpr,
+    READ: tl.constexpr,
+    MAKE: tl.constexpr,
 ):
     """Sums with the products of one row of the input."""
+    K0: tl.constexpr = KERNEL[0]
+    K1: tl.constexpr = KERNEL[1]
     K2: tl.constexpr = KERNEL[2]
     found = ()
     for e in tl.static_range(LIVE):
         for i in tl.static_range(WIDTH):
-            value = sums[e * WIDTH + i]
-            if ROW_TAPS[ROW][e] >= 0:
-                for k2 in tl.static_range(K2):
-                    if USES[i][k2] >= 0:
-                        value += read[USES[i][k2]] * factors[(LAYER * KERNEL[1] + ROW_TAPS[ROW][e]) * KERNEL[2] + k2]
-            found = found + (value,)
+            for made in tl.static_range(MAKE):
+                value = sums[(e * WIDTH + i) * MAKE + made]
+                if ROW_TAPS[ROW][e] >= 0:
+                    for k2 in tl.static_range(K2):
+                        if USES[i][k2] >= 0:
+                            for r in tl.static_range(READ):
+                                value += (
+                                    read[USES[i][k2] * READ + r]
+                                    * factors[
+                                        ((((FIRST + r) * K0 + LAYER) * K1 + ROW_TAPS[ROW][e]) * K2 + k2) * MAKE + made
+                                    ]
+                                )
+                found = found + (value,)
     return found

@@ -21,7 +21,7 @@ def rows_weights(
     x_sizes,  # depth, rows, columns
     y_sizes,
     images,
-    channels,  # pairs of them, of all groups
+    channels,  # pairs of them, of all groups; or groups
     runs,  # of a row of y
     chunks,  # of the rows of a class
     height,  # rows of y in a chunk
@@ -40,6 +40,7 @@ def rows_weights(
     Y_PIECES: tl.constexpr,  # of a row of y
     X_CHANNELS: tl.constexpr,  # of a group
     Y_CHANNELS: tl.constexpr,
+    INSIDE: tl.constexpr,
     X_UNIT: tl.constexpr,
     Y_UNIT: tl.constexpr,
     OUT_UNIT: tl.constexpr,
@@ -63,24 +64,27 @@ def rows_weights(
     tap0 = number % KERNEL[0]
     part = number // KERNEL[0]
     column = q < channels
-    both = q if X_CHANNELS == 1 else q // X_CHANNELS
-    g = both if Y_CHANNELS == 1 else both // Y_CHANNELS
-    cx = 0 if X_CHANNELS == 1 else q % X_CHANNELS
-    cy = 0 if Y_CHANNELS == 1 else both % Y_CHANNELS
+    # Channels that a lane has of each.
+    NX: tl.constexpr = X_CHANNELS if INSIDE else 1
+    NY: tl.constexpr = Y_CHANNELS if INSIDE else 1
+    both = q if X_CHANNELS == NX else q // X_CHANNELS
+    g = both if Y_CHANNELS == NY else both // Y_CHANNELS
+    cx = 0 if X_CHANNELS == NX else q % X_CHANNELS
+    cy = 0 if Y_CHANNELS == NY else both % Y_CHANNELS
     x_lanes = x + g * stride(x_strides, 1, X_UNIT)
-    if X_CHANNELS > 1:
+    if X_CHANNELS > NX:
         x_lanes = x_lanes + cx * x_strides[2]
     y_lanes = y + g * stride(y_strides, 1, Y_UNIT)
-    if Y_CHANNELS > 1:
+    if Y_CHANNELS > NY:
         y_lanes = y_lanes + cy * y_strides[2]
     x_row = stride(x_strides, 4, X_UNIT)
     y_row = stride(y_strides, 4, Y_UNIT)
     x_column = stride(x_strides, 5, X_UNIT)
     y_column = stride(y_strides, 5, Y_UNIT)
     tiles = tl.cdiv(images * y_sizes[0] * CLASSES * chunks * runs, ROWS)
-    NX: tl.constexpr = DOWN * len(PIECES)
-    NY: tl.constexpr = len(Y_PIECES)
-    sums = zeros(TAPS * K2, tl.float32, ROWS, COLUMNS)
+    X_PER: tl.constexpr = DOWN * len(PIECES)  # pieces of a step
+    Y_PER: tl.constexpr = len(Y_PIECES)
+    sums = zeros(TAPS * K2 * NY * NX, tl.float32, ROWS, COLUMNS)
     for tile in tl.range(part, tiles, parts):
         m = span(tile * ROWS, ROWS, WIDE)[:, None]
         run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
@@ -95,7 +99,7 @@ def rows_weights(
         from_y = from_y + result * y_row + run * WIDTH * y_column
         x_sides = margins(run * ORIGIN, x_sizes[2], PIECES)
         y_sides = margins(run * WIDTH, y_sizes[2], Y_PIECES)
-        window = zeros(LIVE * WIDTH, tl.float32, ROWS, COLUMNS)
+        window = zeros(LIVE * WIDTH * NY, tl.float32, ROWS, COLUMNS)
         queue = ()
         for early in tl.static_range(AHEAD):
             queue = queue + _step(
@@ -108,27 +112,32 @@ def rows_weights(
                     from_x, from_y, x_sides, y_sides, there, row, result, block + turn + AHEAD, x_sizes[1], y_sizes[1],
                     height, x_row, y_row, x_column, y_column, DOWN, CLASSES, PIECES, Y_PIECES, ROWS, COLUMNS,
                 )  # fmt: skip
-                window = _before(apart(queue, NX, Y_PIECES, ROWS, COLUMNS), window, LIVE, WIDTH)
+                window = _before(apart(queue, X_PER, Y_PIECES, ROWS, COLUMNS), window, (LIVE - 1) * WIDTH * NY)
                 for i in tl.static_range(DOWN):
                     read = apart(queue, i * len(PIECES), PIECES, ROWS, COLUMNS)
-                    sums = _add(sums, read, window, i, TAPS, K2, DOWN, USES, WIDTH)
-                queue = shifted(queue, NX + NY)
+                    sums = _add(sums, read, window, i, TAPS, K2, DOWN, USES, WIDTH, NX, NY)
+                queue = shifted(queue, X_PER + Y_PER)
     to = out + part * part_stride + g * stride(out_strides, 0, OUT_UNIT)
     to = to + cy * out_strides[1] + cx * out_strides[2] + tap0 * out_strides[3]
     spoilt = q < 0
     for down in tl.static_range(TAPS):
         has = column & (tap1 + down < KERNEL[1])
         for side in tl.static_range(K2):
-            value = tl.sum(sums[down * K2 + side], 0)[None, :]
-            place = to + (tap1 + down) * out_strides[4] + side * out_strides[5]
-            tl.store(place, value.to(out.dtype.element_ty), mask=has)
-            spoilt = spoilt | (has & (value != value))
+            for pair in tl.static_range(NY * NX):
+                value = tl.sum(sums[(down * K2 + side) * (NY * NX) + pair], 0)[None, :]
+                place = to + (tap1 + down) * out_strides[4] + side * out_strides[5]
+                place += pair // NX * out_strides[1] + pair % NX * out_strides[2]
+                tl.store(place, value.to(out.dtype.element_ty), mask=has)
+                spoilt = spoilt | (has & (value != value))
     if tl.max(spoilt.to(tl.int32)) > 0:
         # What is not read is zero, and has no product with an infinity. Sums that are NaN are taken again, one by one.
         tl.debug_barrier()
-        for tap in tl.range(0, TAPS * K2):
+        for which in tl.range(0, TAPS * K2 * NY * NX):
+            tap = which // (NY * NX)
             k1 = tap // K2
             k2 = tap % K2
+            own_x = which % NX
+            own_y = which // NX % NY
             total = tl.zeros([ROWS, COLUMNS], tl.float32)
             for tile in tl.range(part, tiles, parts):
                 m = span(tile * ROWS, ROWS, WIDE)[:, None]
@@ -147,10 +156,11 @@ def rows_weights(
                     x2 = y2 * COLUMN[0] + k2 * COLUMN[1] - COLUMN[2]
                     meets = (x1 >= 0) & (x1 < x_sizes[1]) & (x2 >= 0) & (x2 < x_sizes[2])
                     meets = there & meets & (y1 < y_sizes[1]) & (y2 < y_sizes[2])
-                    left = tl.load(from_x + (x1 * x_row + x2 * x_column), mask=meets, other=0.0)
-                    right = tl.load(from_y + (y1 * y_row + y2 * y_column), mask=meets, other=0.0)
+                    left = tl.load(from_x + (x1 * x_row + x2 * x_column + own_x * x_strides[2]), mask=meets, other=0.0)
+                    right = tl.load(from_y + (y1 * y_row + y2 * y_column + own_y * y_strides[2]), mask=meets, other=0.0)
                     total += left.to(tl.float32) * right.to(tl.float32)
             place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
+            place += own_y * out_strides[1] + own_x * out_strides[2]
             held = tl.load(place, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
             tl.store(place, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
 
@@ -190,10 +200,10 @@ def _step(
 
 
 @triton.jit
-def _before(row, window, LIVE: tl.constexpr, WIDTH: tl.constexpr):
+def _before(row, window, KEPT: tl.constexpr):
     """A window with another row before the first, and without its last one."""
     found = row
-    for i in tl.static_range((LIVE - 1) * WIDTH):
+    for i in tl.static_range(KEPT):
         found = found + (window[i],)
     return found
 
@@ -209,14 +219,18 @@ def _add(
     DOWN: tl.constexpr,
     USES: tl.constexpr,
     WIDTH: tl.constexpr,
+    NX: tl.constexpr,
+    NY: tl.constexpr,
 ):
     """Sums with the products of one row of x; its tap k meets row (k - ROW)/DOWN of the window."""
     found = ()
     for k1 in tl.static_range(TAPS):
         for k2 in tl.static_range(KERNEL):
-            value = sums[k1 * KERNEL + k2]
-            if k1 % DOWN == ROW:
-                for i in tl.static_range(WIDTH):
-                    value += read[USES[i][k2]] * window[k1 // DOWN * WIDTH + i]
-            found = found + (value,)
+            for cy in tl.static_range(NY):
+                for cx in tl.static_range(NX):
+                    value = sums[((k1 * KERNEL + k2) * NY + cy) * NX + cx]
+                    if k1 % DOWN == ROW:
+                        for i in tl.static_range(WIDTH):
+                            value += read[USES[i][k2] * NX + cx] * window[(k1 // DOWN * WIDTH + i) * NY + cy]
+                    found = found + (value,)
     return found

@@ -19,7 +19,10 @@ from .records import PARTS, Constants, Launch, Plan, Values
 
 TYPES = ("f32", "bf16", "f16")
 MOST_TAPS = 64
-"""Taps whose weights or sums a thread may hold."""
+"""Taps whose weights or sums a thread holds for each channel of a result."""
+
+MOST_INSIDE = 144
+"""The same for the channels of a group that are inside of a thread: nine taps of four by four channels."""
 
 DOES = "products one by one along rows, what was read kept in registers"
 
@@ -37,6 +40,8 @@ class Way(NamedTuple):
     unroll: int
     taps: int = 0  # rows of taps of a program, for w
     parts: int = 1
+    inside: bool = False  # a thread has the channels of groups
+    registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
 
 
 class Axis(NamedTuple):
@@ -63,17 +68,32 @@ def hindrance(p: Problem) -> str:
         return "it is for f32, bf16 and f16"
     if not p.flops:
         return "there is nothing to sum"
-    if p.cx * p.cy > 4 or p.g * p.cx * p.cy < 4:
+    if p.cx * p.cy > 16 or p.g * p.cx * p.cy < 4:
         return "it is for groups of few channels"
     _, row, column = spatial(p)
     summed = p.cy if p.wanted == "x" else p.cx
-    if p.wanted != "w" and prod(p.w) * summed > MOST_TAPS:
-        return f"it is for at most {MOST_TAPS} taps"
+    if not are_inside(p):
+        if p.cx * p.cy > 4 and not lie_in_space(p):
+            return "channels of a group are not side by side"
+        if p.wanted != "w" and prod(p.w) * summed > MOST_TAPS:
+            return f"it is for at most {MOST_TAPS} taps"
     if column.w > 16 or column.stride > 4 or row.stride > 4:
         return "its rows would be too long"
     if p.wanted == "x" and row.stride > 1 and row.dilation > 1:
         return "it is not for strides and dilations together"
     return ""
+
+
+def are_inside(p: Problem) -> bool:
+    """Whether a thread has whole groups: their channels lie side by side, and so do groups."""
+    if p.cx * p.cy == 1 or lie_in_space(p):
+        return False
+    for role, count in (("x", p.cx), ("y", p.cy)):
+        of = p.strides(role)
+        if count not in (1, 2, 4) or of[1] != count or (count > 1 and of[2] != 1):
+            return False
+    row, column = spatial(p)[1:]
+    return column.w * p.cx * p.cy * (1 if p.wanted == "w" else row.w * spatial(p)[0].w) <= MOST_INSIDE
 
 
 def lie_in_space(p: Problem) -> bool:
@@ -168,8 +188,8 @@ class Reads(NamedTuple):
     uses: tuple[Ints, ...]
 
 
-def reads(p: Problem, width: int) -> Reads:
-    """The columns that a run of so many results needs; for w, a run of y."""
+def reads(p: Problem, width: int, each: int = 1) -> Reads:
+    """The columns that a run of so many results needs, each of so many channels; for w, a run of y."""
     axis = spatial(p)[2]
     back = p.wanted == "x"
     table: list[list[int | None]] = []
@@ -183,7 +203,7 @@ def reads(p: Problem, width: int) -> Reads:
                 line.append(i * axis.stride + k * axis.dilation - axis.pad)
         table.append(line)
     origin = width // axis.stride if back else width * axis.stride
-    most = vector(p, "y" if back else "x", origin, p.dtype)
+    most = vector(p, "y" if back else "x", origin, p.dtype) if each == 1 else 1
     needed = sorted({at for line in table for at in line if at is not None})
     pieces: list[tuple[int, int]] = []
     for block in dict.fromkeys(at // most for at in needed):
@@ -194,7 +214,7 @@ def reads(p: Problem, width: int) -> Reads:
         pieces.append((inside[0] // size * size, size))
     columns = [first + i for first, size in pieces for i in range(size)]
     uses = tuple(tuple(-1 if at is None else columns.index(at) for at in line) for line in table)
-    return Reads(origin, tuple(pieces), uses)
+    return Reads(origin, tuple((first, size * each) for first, size in pieces), uses)
 
 
 def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
@@ -227,12 +247,12 @@ def unit(of: Ints, pixels: bool) -> int:
 def _rows_launch(p: Problem, way: Way) -> Launch:
     given: Role = "x" if p.wanted == "y" else "y"
     summed, made = (p.cx, p.cy) if p.wanted == "y" else (p.cy, p.cx)
-    over, read = walk(p), reads(p, way.width)
+    over, read = walk(p), reads(p, way.width, summed if way.inside else 1)
     a, out = (arranged(p, strides(p, role)) for role in (given, p.wanted))
     w = arranged(p, strides(p, "w"))
     if p.wanted == "y":
         w = (w[0], w[2], w[1], *w[3:])
-    flat = made == 1 or out[1] == made * out[2]
+    flat = made == 1 or (out[1] == made * out[2] and not way.inside)
     if made == 1:
         out = (out[0], out[1], out[1], *out[3:])
     sizes = _sizes(p, p.wanted)
@@ -244,7 +264,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("a_sizes", _sizes(p, given)),
         ("out_sizes", sizes),
         ("images", p.n),
-        ("channels", p.g * made),
+        ("channels", across(p, way)),
         ("runs", ceil(sizes[2] / way.width)),
         ("chunks", ceil(over.results / way.height)),
         ("height", way.height),
@@ -265,6 +285,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("USES", read.uses),
         ("SUMMED", summed),
         ("MADE", made),
+        ("INSIDE", way.inside),
         ("FLAT", flat),
         ("A_UNIT", unit(a, way.pixels)),
         ("W_UNIT", 0 if w[0] == 1 else -1),
@@ -281,14 +302,21 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
     )
     result = (p.wanted, p.out_dtype)
     tensors = ((given, p.dtype), ("w", p.dtype), result, ("bias", p.dtype) if p.bias_stride is not None else result)
-    programs = ceil(lanes(p, way) / way.rows) * ceil(p.g * made / way.columns)
-    return Launch("rows", programs, tensors, values, constants, way.warps, 1)
+    programs = ceil(lanes(p, way) / way.rows) * ceil(across(p, way) / way.columns)
+    return Launch("rows", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
 
 
 def lanes(p: Problem, way: Way) -> int:
     """Runs of all images and chunks."""
     sizes, over = _sizes(p, _walked(p)), walk(p, way.taps)
     return p.n * sizes[0] * over.classes * ceil(over.results / way.height) * ceil(sizes[2] / way.width)
+
+
+def across(p: Problem, way: Way) -> int:
+    """Channels of results, pairs of channels for w, or groups: what is in the lanes besides runs."""
+    if way.inside:
+        return p.g
+    return p.g * (p.cy * p.cx if p.wanted == "w" else p.cy if p.wanted == "y" else p.cx)
 
 
 def _walked(p: Problem) -> Role:
@@ -302,11 +330,11 @@ def _sizes(p: Problem, role: Role) -> Ints:
 
 
 def _weights_launch(p: Problem, way: Way) -> Launch:
-    over, read = walk(p, way.taps), reads(p, way.width)
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
     x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
     split = _is_split(p, way)
     out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
-    sizes, lanes_of_w = _sizes(p, "y"), p.g * p.cy * p.cx
+    sizes = _sizes(p, "y")
     step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
     kernel = tuple(axis.w for axis in spatial(p))
     values: Values = (
@@ -316,7 +344,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("x_sizes", _sizes(p, "x")),
         ("y_sizes", sizes),
         ("images", p.n),
-        ("channels", lanes_of_w),
+        ("channels", across(p, way)),
         ("runs", ceil(sizes[2] / way.width)),
         ("chunks", ceil(over.results / way.height)),
         ("height", way.height),
@@ -334,9 +362,10 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("ORIGIN", read.origin),
         ("PIECES", read.pieces),
         ("USES", read.uses),
-        ("Y_PIECES", tuple((first, step) for first in range(0, way.width, step))),
+        ("Y_PIECES", tuple((first, step * (p.cy if way.inside else 1)) for first in range(0, way.width, step))),
         ("X_CHANNELS", p.cx),
         ("Y_CHANNELS", p.cy),
+        ("INSIDE", way.inside),
         ("X_UNIT", unit(x, way.pixels)),
         ("Y_UNIT", unit(y, way.pixels)),
         ("OUT_UNIT", 0 if out[0] == 1 else -1),
@@ -348,9 +377,9 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("COLUMN", spatial(p)[2][3:]),
         ("WIDE", is_wide(p)),
     )
-    across = ceil(lanes_of_w / way.columns) * ceil(kernel[1] / way.taps) * kernel[0]
+    programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
     tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
-    return Launch("rows_weights", across * way.parts, tensors, values, constants, way.warps, 1)
+    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
 
 
 def _power(number: int) -> int:
@@ -360,46 +389,43 @@ def _power(number: int) -> int:
 
 def choose(p: Problem, target: Target) -> Way:
     """The way for a problem."""
-    pixels = lie_in_space(p)
-    channels = p.g * (p.cy * p.cx if p.wanted == "w" else p.cy if p.wanted == "y" else p.cx)
-    way = _tile(p, pixels, channels)
+    way = _tile(p)
     best, least = way, float("inf")
-    results = walk(p, way.taps).results
-    groups = 1
+    over = walk(p, way.taps)
+    channel_tiles = ceil(across(p, way) / way.columns)
     if p.wanted == "w":
-        groups = ceil(spatial(p)[1].w / way.taps) * spatial(p)[0].w
-    across = ceil(channels / way.columns) * groups
-    extra = walk(p, way.taps).extra
-    for chunks in range(1, min(results, 64) + 1):
-        height = ceil(results / chunks)
-        found = way._replace(height=height)
+        channel_tiles *= ceil(spatial(p)[1].w / way.taps) * spatial(p)[0].w
+    for chunks in range(1, min(over.results, 64) + 1):
+        found = way._replace(height=ceil(over.results / chunks))
         tiles = ceil(lanes(p, found) / way.rows)
         if p.wanted == "w":
             # All programs at once, each with some tiles.
-            parts = max(1, min(tiles, 2 * target.multiprocessors * 4 // way.warps // across))
+            parts = max(1, min(tiles, 2 * target.multiprocessors * 4 // way.warps // channel_tiles))
             rounds = ceil(tiles / parts)
             found = found._replace(parts=parts)
         else:
-            rounds = ceil(tiles * across / (target.multiprocessors * max(1, 16 // way.warps)))
-        cost = rounds * (height + extra + 6)
+            rounds = ceil(tiles * channel_tiles / (target.multiprocessors * max(1, 16 // way.warps)))
+        cost = rounds * (found.height + over.extra + 6)
         if cost < least * 0.98:
             best, least = found, cost
     return best
 
 
-def _tile(p: Problem, pixels: bool, channels: int) -> Way:
+def _tile(p: Problem) -> Way:
     """The tile of a problem, with one chunk."""
     column, row = spatial(p)[2], spatial(p)[1]
+    pixels, inside = lie_in_space(p), are_inside(p)
     item, taps = DTYPES[p.dtype].size, row.w * column.w
+    pairs = p.cx * p.cy if inside else 1
     rows_of_taps = 0
     if p.wanted == "w":
         rows_of_taps = row.w
-        while rows_of_taps * column.w > MOST_TAPS:
+        while rows_of_taps * column.w * pairs > (MOST_INSIDE if inside else MOST_TAPS):
             rows_of_taps = ceil(rows_of_taps / 2)
         taps = rows_of_taps * column.w
-    each = 1 if pixels else 16 // item if taps <= 4 else 4 if taps <= 12 else 2
+    each = 1 if pixels else 16 // item if taps * pairs <= 4 else 4 if taps * pairs <= 12 else 2 if pairs == 1 else 1
     size = _sizes(p, _walked(p))[2]
-    width = 16 // item if pixels else 4
+    width = 16 // item if pixels else 2 if inside else 4
     while width >= 2 * size:
         width //= 2
     if p.wanted == "x":
@@ -408,14 +434,12 @@ def _tile(p: Problem, pixels: bool, channels: int) -> Way:
             width = max(width, 8 // item * column.stride)
     warps = 4
     elements = 32 * warps * each
-    over = walk(p, rows_of_taps)
-    all_lanes = p.n * _sizes(p, _walked(p))[0] * over.classes * ceil(size / width) * over.results
-    if pixels:
-        columns = 1
-    else:
-        columns = min((64, 32, 128), key=lambda c: ceil(channels / c) * c)
+    over, way = walk(p, rows_of_taps), Way(pixels, 1, 1, width, 1, warps, 1, 1, rows_of_taps, 1, inside)
+    channels = across(p, way)
+    columns = 1
+    if not pixels:
+        columns = 64 if inside else min((64, 32, 128), key=lambda c: ceil(channels / c) * c)
         columns = max(min(columns, _power(channels)), 16 // item if each >= 16 // item else each)
-    while elements // columns >= 2 * all_lanes and columns < _power(channels):
+    while elements // columns >= 2 * lanes(p, way) and columns < _power(channels):
         columns *= 2
-    rows = max(1, elements // columns)
-    return Way(pixels, rows, columns, width, over.results, warps, 1, 1, rows_of_taps)
+    return way._replace(rows=max(1, elements // columns), columns=columns, height=over.results)
