@@ -16,7 +16,7 @@ import triton
 from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, registry
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -86,6 +86,53 @@ def test_plans_compile(name, wanted, dtype, kind):
         assert (found := spills(kernel)) <= SPILLS, f"{found} spills: {plan}"
         if launch.kernel in ("gather", "weights") and (dtype in ("bf16", "f16") or plan.precision == "bf16x6"):
             assert "mma" in kernel.asm["ptx"], "tensor cores"
+
+
+@pytest.mark.parametrize("wanted", ["x", "w"])
+def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
+    """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
+    target = of_kind("sm_90")
+    problem = Problem.parse(LAYERS["large"].format(wanted, "bf16"))
+    ways = [way for way in choose.candidates(problem, target) if way.tile in ((128, 128, 64), (128, 256, 64))]
+    assert len({way.tile for way in ways}) == 2
+    for way in {way.tile: way for way in ways}.values():
+        kernel = compiler.build(choose.settle(problem, target, way).launches[0], target, aligned=True)
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        (tmp_path / "code.ptx").write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(tool), "-v", "--gpu-name=sm_90a", "code.ptx", "-o", "code.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
+        assert "Used" in told, "verbose"
+        assert "Performance Loss" not in told, way
+
+
+WALKS = [
+    ("depthwise", "x", "bf16", "sm_90"),
+    ("depthwise", "w", "f32", "sm_80"),
+    ("pixels", "y", "bf16", "sm_100"),
+    ("pixels", "w", "bf16", "sm_90"),
+    ("large kernel", "x", "bf16", "sm_90"),
+    ("large kernel", "w", "bf16", "sm_90"),
+    ("four of a group", "x", "bf16", "sm_90"),
+]
+DEPTHWISE = {
+    "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
+    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(WALKS[3:4], WALKS))
+def test_walks_compile(name, wanted, dtype, kind):
+    """Rows that are kept stay in registers, and neighbours are loaded together."""
+    target = of_kind(kind)
+    plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
+    assert plan.level == "rows"
+    kernel = compiler.build(plan.launches[0], target, aligned=True)
+    assert spills(kernel) == 0
+    assert ".local" not in kernel.asm["ptx"]
+    if name != "large kernel":  # a thread has a channel or two of it
+        assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 
 
 def test_neighbours_are_loaded_together():

@@ -88,16 +88,24 @@ def gather(
     from_w = w + g * w_strides[0] + spatial(k0, k1, k2, w_strides, W_UNIT) + c * stride(w_strides, 2, W_UNIT)
     taps = taps0 * taps1 * taps2
     blocks = tl.cdiv(taps * summed, DEPTH) if FLAT else taps * tl.cdiv(summed, DEPTH)
+    SINGLE: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2] == 1
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
     run, j0, j1, j2 = tap_at(first, taps0, taps1, taps2)
-    for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
+    last = tl.minimum(first + tl.cdiv(blocks, parts), blocks)
+    if STEP[0] * STEP[1] * STEP[2] == 1:  # a phase may have no taps
+        tl.assume(first < last)
+    for block in tl.range(first, last):
         if FLAT:
             r = span(block * DEPTH, DEPTH, WIDE)
             depth = r < taps * summed
             tap = divided(r, summed, summed_factor, summed_shift, WIDE)
             r = r - tap * summed
             _, q0, q1, q2 = tap_at(tap, taps0, taps1, taps2)
+        elif SINGLE:
+            q0, q1, q2 = 0, 0, 0
+            r = span(block * DEPTH, DEPTH, WIDE)
+            depth = r < summed
         else:
             q0, q1, q2 = j0, j1, j2
             r = span(run * DEPTH, DEPTH, WIDE)
@@ -118,7 +126,7 @@ def gather(
         left = tl.load(from_a[:, None] + a_offset[None, :], mask=meets, other=0.0)
         right = tl.load(from_w[None, :] + w_offset[:, None], mask=reads, other=0.0)
         acc = tl.dot(left, right, acc, input_precision=PRECISION, out_dtype=acc.dtype)
-        if not FLAT:
+        if not (FLAT or SINGLE):
             run, j0, j1, j2 = next_tap(run, j0, j1, j2, taps0, taps1, taps2)
     has = row[:, None] & column[None, :]
     rows = n * stride(out_strides, 0, OUT_UNIT) + spatial(i0, i1, i2, out_strides, OUT_UNIT)

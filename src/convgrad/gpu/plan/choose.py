@@ -94,12 +94,12 @@ def _reasons(p: Problem, target: Target, best: Candidate, found: Iterable[Candid
 
 
 def _part_counts(p: Problem, programs: int, blocks: int, target: Target) -> list[int]:
-    """In how many parts a sum may be taken: 1, and powers of two while there is work and memory."""
+    """In how many parts, of which none is empty, a sum may be taken: 1, and about powers of two while there is work."""
     counts = [1]
     most = min(MOST_WORKSPACE, max(p.bytes, 16 << 20)) // (p.size(p.wanted) * _item(p))
     parts = 2
     while parts <= min(most, MOST_PARTS, blocks // 2) and programs * parts <= 8 * target.multiprocessors:
-        counts.append(parts)
+        counts.append(ceil(blocks / ceil(blocks / parts)))
         parts *= 2
     return counts
 

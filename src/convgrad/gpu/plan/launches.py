@@ -6,7 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ...spec.problem import Ints, Problem, dense_strides
-from .axes import factors, is_wide, strides, three, unit, walk
+from .axes import LAST, factors, is_wide, strides, three, unit, walk
 from .records import PARTS, Constants, Launch, Values
 
 FINISH = 1024  # results of a program that adds parts
@@ -114,10 +114,36 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("COLUMNS", best.tile[1]),
     )
     if best.kernel == "weights":
-        constants += (("DEPTH", best.tile[2]), ("FLAT", best.flat), ("PRECISION", precision))
+        inside = _is_inside(p)
+        over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
+        constants += (
+            ("DEPTH", best.tile[2]),
+            ("FLAT", best.flat),
+            ("X_EVEN", over and _is_even(p, "x")),
+            ("Y_EVEN", _is_even(p, "y")),
+            ("INSIDE", inside),
+            ("PRECISION", precision),
+        )
     constants += (("DOUBLE", p.dtype == "f64"), ("WIDE", is_wide(p)), ("ACCUMULATE", p.accumulate and not split))
     tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
+
+
+def _is_inside(p: Problem) -> bool:
+    """Whether no tap of any result lies in the padding."""
+    ends = ((o - 1) * s + (k - 1) * d - b for o, s, k, d, b in zip(p.y, p.stride, p.w, p.dilation, p.pad, strict=True))
+    return not any(p.pad) and all(end < size for end, size in zip(ends, p.x, strict=True))
+
+
+def _is_even(p: Problem, role: str) -> bool:
+    """Whether pixels of all images follow each other at one distance, that of the innermost axis."""
+    of, shape = strides(p, role), (*p.shape(role)[:3], *three(p).sizes(role))
+    step = of[LAST]
+    for axis in (5, 4, 3, 0):
+        if shape[axis] > 1 and of[axis] != step:
+            return False
+        step *= shape[axis]
+    return shape[LAST] > 1
 
 
 def out_tensor(p: Problem, split: bool) -> tuple[str, str]:

@@ -68,12 +68,12 @@ def hindrance(p: Problem) -> str:
         return "it is for f32, bf16 and f16"
     if not p.flops:
         return "there is nothing to sum"
-    if p.cx * p.cy > 16 or p.g * p.cx * p.cy < 4:
+    if p.cx * p.cy > (4 if p.g == 1 else 16):
         return "it is for groups of few channels"
     _, row, column = spatial(p)
     summed = p.cy if p.wanted == "x" else p.cx
     if not are_inside(p):
-        if p.cx * p.cy > 4 and not lie_in_space(p):
+        if summed * (p.cx if p.wanted == "w" else 1) > 2 and not lie_in_space(p):
             return "channels of a group are not side by side"
         if p.wanted != "w" and prod(p.w) * summed > MOST_TAPS:
             return f"it is for at most {MOST_TAPS} taps"
