@@ -109,7 +109,7 @@ def together(columns, FIRST: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexp
     parts = ()
     for i in tl.static_range(SIZE):
         parts = parts + (columns[FIRST + i],)
-    for level in tl.static_range(4):
+    for level in tl.static_range(8):
         if 2**level < SIZE:
             parts = halved(parts, 2**level, ROWS, COLUMNS)
     return parts[0]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .common import program, span, stride
-from .rows import apart, depth_of, fetch, margins, runs_of, shifted, zeros
+from .rows import apart, depth_of, fetch, margins, runs_of, shifted, together, zeros
 
 
 @triton.jit
@@ -49,6 +49,7 @@ def rows_weights(
     COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
     UNROLL: tl.constexpr,
+    JOINED: tl.constexpr,  # sums of a row of taps, and some more, to a power of two
     COLUMN: tl.constexpr,  # stride, dilation and padding
     WIDE: tl.constexpr,
 ):
@@ -119,16 +120,21 @@ def rows_weights(
                 queue = shifted(queue, X_PER + Y_PER)
     to = out + part * part_stride + g * stride(out_strides, 0, OUT_UNIT)
     to = to + cy * out_strides[1] + cx * out_strides[2] + tap0 * out_strides[3]
-    spoilt = q < 0
+    # Sums of a row of taps are joined: one reduction takes them all.
+    EACH: tl.constexpr = K2 * NY * NX
+    entry = tl.arange(0, JOINED)[None, :]
+    side = entry // (NY * NX)
+    aside = side * out_strides[5] + entry % (NY * NX) // NX * out_strides[1] + entry % NX * out_strides[2]
+    spoilt = tl.zeros([COLUMNS, JOINED], tl.int1)
     for down in tl.static_range(TAPS):
-        has = column & (tap1 + down < KERNEL[1])
-        for side in tl.static_range(K2):
-            for pair in tl.static_range(NY * NX):
-                value = tl.sum(sums[(down * K2 + side) * (NY * NX) + pair], 0)[None, :]
-                place = to + (tap1 + down) * out_strides[4] + side * out_strides[5]
-                place += pair // NX * out_strides[1] + pair % NX * out_strides[2]
-                tl.store(place, value.to(out.dtype.element_ty), mask=has)
-                spoilt = spoilt | (has & (value != value))
+        joined = ()
+        for i in tl.static_range(JOINED):
+            joined = joined + (sums[down * EACH + i % EACH],)
+        value = tl.sum(together(joined, 0, JOINED, ROWS, COLUMNS).reshape(ROWS, COLUMNS, JOINED), 0)
+        has = tl.trans(column & (tap1 + down < KERNEL[1])) & (entry < EACH)
+        place = tl.trans(to) + (tap1 + down) * out_strides[4] + aside
+        tl.store(place, value.to(out.dtype.element_ty), mask=has)
+        spoilt = spoilt | (has & (value != value))
     if tl.max(spoilt.to(tl.int32)) > 0:
         # What is not read is zero, and has no product with an infinity. Sums that are NaN are taken again, one by one.
         tl.debug_barrier()
@@ -159,10 +165,10 @@ def rows_weights(
                     left = tl.load(from_x + (x1 * x_row + x2 * x_column + own_x * x_strides[2]), mask=meets, other=0.0)
                     right = tl.load(from_y + (y1 * y_row + y2 * y_column + own_y * y_strides[2]), mask=meets, other=0.0)
                     total += left.to(tl.float32) * right.to(tl.float32)
-            place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
-            place += own_y * out_strides[1] + own_x * out_strides[2]
-            held = tl.load(place, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
-            tl.store(place, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
+            again = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
+            again += own_y * out_strides[1] + own_x * out_strides[2]
+            held = tl.load(again, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
+            tl.store(again, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
 
 
 @triton.jit

@@ -374,6 +374,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("COLUMNS", way.columns),
         ("AHEAD", way.ahead),
         ("UNROLL", way.unroll),
+        ("JOINED", _power(kernel[2] * (p.cx * p.cy if way.inside else 1))),
         ("COLUMN", spatial(p)[2][3:]),
         ("WIDE", is_wide(p)),
     )
