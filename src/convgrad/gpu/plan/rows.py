@@ -160,9 +160,8 @@ def walk(p: Problem, taps: int = 0) -> Walk:
     return Walk(live, step, 1, row.dilation, (step, -pad, 1 - live), live - 1, tuple(rows), results)
 
 
-def depth(p: Problem) -> Ints:
-    """How the depth of the input follows from that of a result: its factor, that of the tap, the start, the divisor."""
-    axis = spatial(p)[0]
+def along(p: Problem, axis: Axis) -> Ints:
+    """How a position of the input follows from that of a result: its factor, that of the tap, the start, the divisor."""
     if p.wanted == "x":
         return (1, -axis.dilation, axis.pad, axis.stride)
     return (axis.stride, axis.dilation, -axis.pad, 1)
@@ -255,13 +254,13 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
     flat = made == 1 or (out[1] == made * out[2] and not way.inside)
     if made == 1:
         out = (out[0], out[1], out[1], *out[3:])
-    sizes = _sizes(p, p.wanted)
+    sizes = sizes_of(p, p.wanted)
     values: Values = (
         ("a_strides", a),
         ("w_strides", w),
         ("out_strides", out),
         ("bias_stride", p.bias_stride or 0),
-        ("a_sizes", _sizes(p, given)),
+        ("a_sizes", sizes_of(p, given)),
         ("out_sizes", sizes),
         ("images", p.n),
         ("channels", across(p, way)),
@@ -272,7 +271,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
     out_unit = next((axis for axis in ((5, 2) if way.pixels else (2, 5)) if out[axis] == 1), -1)
     constants: Constants = (
         ("KERNEL", tuple(axis.w for axis in spatial(p))),
-        ("DEPTH", depth(p)),
+        ("DEPTH", along(p, spatial(p)[0])),
         ("LIVE", over.live),
         ("DOWN", over.down),
         ("UP", over.up),
@@ -308,7 +307,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
 
 def lanes(p: Problem, way: Way) -> int:
     """Runs of all images and chunks."""
-    sizes, over = _sizes(p, _walked(p)), walk(p, way.taps)
+    sizes, over = sizes_of(p, _walked(p)), walk(p, way.taps)
     return p.n * sizes[0] * over.classes * ceil(over.results / way.height) * ceil(sizes[2] / way.width)
 
 
@@ -324,7 +323,8 @@ def _walked(p: Problem) -> Role:
     return "y" if p.wanted == "w" else p.wanted
 
 
-def _sizes(p: Problem, role: Role) -> Ints:
+def sizes_of(p: Problem, role: Role) -> Ints:
+    """Depth, rows and columns of a tensor."""
     sizes = three(p).sizes(role)
     return tuple(sizes[at] for at in order(p))
 
@@ -334,14 +334,14 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
     x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
     split = _is_split(p, way)
     out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
-    sizes = _sizes(p, "y")
+    sizes = sizes_of(p, "y")
     step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
     kernel = tuple(axis.w for axis in spatial(p))
     values: Values = (
         ("x_strides", x),
         ("y_strides", y),
         ("out_strides", out),
-        ("x_sizes", _sizes(p, "x")),
+        ("x_sizes", sizes_of(p, "x")),
         ("y_sizes", sizes),
         ("images", p.n),
         ("channels", across(p, way)),
@@ -353,7 +353,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
     )
     constants: Constants = (
         ("KERNEL", kernel),
-        ("DEPTH", depth(p)),
+        ("DEPTH", along(p, spatial(p)[0])),
         ("TAPS", way.taps),
         ("LIVE", over.live),
         ("DOWN", over.down),
@@ -425,7 +425,7 @@ def _tile(p: Problem) -> Way:
             rows_of_taps = ceil(rows_of_taps / 2)
         taps = rows_of_taps * column.w
     each = 1 if pixels else 16 // item if taps * pairs <= 4 else 4 if taps * pairs <= 12 else 2 if pairs == 1 else 1
-    size = _sizes(p, _walked(p))[2]
+    size = sizes_of(p, _walked(p))[2]
     width = 16 // item if pixels else 2 if inside else 4
     while width >= 2 * size:
         width //= 2
