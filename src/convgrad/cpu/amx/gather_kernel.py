@@ -164,14 +164,15 @@ class _Kernel:
 
     def pack_all_weights(self) -> None:
         """Pack all weights and biases, by all threads together."""
-        f, plan, blocks = self.f, self.plan, self.plan.tile.blocks
-        units = plan.layer.groups * blocks
-        with items(f, self.frame.counter("first"), units) as unit:
-            group, block = f.split(unit, [plan.layer.groups, blocks])
+        f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
+        with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
+            group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
             to = self._weights(group, block)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, 0)
+            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, part)
             if plan.layer.bias is not None:
-                self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
+                with f.when(f.test("eq", part, 0)):
+                    unit = f.add(f.mul(group, blocks), block)
+                    self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
 
     def _weights(self, group: Value, block: Value) -> str:

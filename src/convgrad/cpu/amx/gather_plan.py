@@ -15,6 +15,7 @@ from ..gather.records import Layer, Sums, Tile
 from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
 from ..pack.unpack import Staging, Unpacker, unpacker
+from ..pack.weights import PackWeights
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
 from ..plan.records import pitch, up
@@ -48,7 +49,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
     made = TileGather(
         layer, tile, sums, block, positions, pack,
-        choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
+        pack_weights(layer, tile, sums, threads), cut_channels(layer, tile, positions, threads, tuned),
         code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
         threads=threads,
     )  # fmt: skip
@@ -147,6 +148,14 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
     packs = tuple(a.pack for a in positions.axes)
     box = PackBox("pack", packs, layer.in_channel[1], positions.pitch, channels=layer.cin, zero_rest=sums.odd)
     return replace(box, packer=packer(box, COLUMNS))
+
+
+def pack_weights(layer: Layer, tile: Tile, sums: Sums, threads: int) -> PackWeights:
+    """How weights are packed: in parts, if there are too few blocks of channels for all threads."""
+    found = choose_weight_packer(layer, tile, sums)
+    wanted, steps = ceil(2 * threads / (layer.groups * tile.blocks)), sums.channels // 2
+    part = up(ceil(steps / wanted), COLUMNS)
+    return replace(found, part=part) if part < steps else found
 
 
 # Registers.

@@ -153,6 +153,12 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def weight_parts(self) -> int:
+        """Parts in which the weights of one block of channels are packed."""
+        part = self.weights.part
+        return 1 if part is None else ceil(self.sums.channels // 2 / part)
+
+    @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels; a pair is one."""
         return self.layer.taps * self.sums.channels // 2 * self.block
