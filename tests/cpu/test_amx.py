@@ -249,6 +249,8 @@ PATHS = {
     "written tile by tile, as listed": _gather(lambda p: p.lists_places),
     "blocks side by side": _gather(lambda p: p.parts.together > 1),
     "weights packed in parts": _gather(lambda p: p.weight_parts > 1),
+    "the next input is prefetched": _gather(lambda p: p.prefetch is not None),
+    "results are prefetched": _gather(lambda p: p.fetched_results and p.lists_places),
     "slices": _sums(lambda p: p.parts.slices > 1),
     "slices, taps inside": _sums(lambda p: p.parts.slices > 1 and p.parts.taps_inside),
     "slices, taps outside": _sums(lambda p: p.parts.slices > 1 and not p.parts.taps_inside),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..emit.frame import Frame, items
+from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
@@ -20,6 +21,7 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
+from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .places import list_places, write_tile
 from .records import TileGather
@@ -52,6 +54,8 @@ def write(plan: TileGather) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     kernel = _Kernel(plan, _functions(m, plan), Frame(m, plan.buffers, plan.sum))
+    if plan.prefetch is not None:
+        kernel.frame.list_lines(plan.prefetch)
     kernel.pack_all_weights()
     kernel.code.begin(kernel.functions.configuration)
     kernel.sum_boxes()
@@ -99,14 +103,16 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
 
 
 def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
-    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, and
-    a file of registers).
+    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, what
+    is prefetched, and a file of registers).
     """
     block, item = plan.tiles, plan.item
+    fetched = ["p:base", "p:offsets"] if plan.prefetch else []
     file = ["p:file"] if emulated else []
-    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
+    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *fetched, *file])
     left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.layer.dtype, emulated, rest[0] if rest else "")
+    code = TileCode(f, plan.layer.dtype, emulated, rest[-1] if emulated else "")
+    fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
     row, right_row = plan.block * item, across * plan.lanes
     pairs = plan.sums.channels // 2
 
@@ -126,6 +132,8 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
         with f.loop(0, pairs // block.pairs) as step:
             left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
             right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
+            if fetch is not None:
+                fetch.step()
             add_products(
                 code, block, across,
                 (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
@@ -140,14 +148,40 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
 
 
 @dataclass(frozen=True)
+class _Input:
+    """The input of a box."""
+
+    source: str  # packed, or where it lies
+    start: list[Value]  # of the box along each axis
+    following: str  # where the input of the next box begins
+
+
+@dataclass(frozen=True)
 class _Phase:
     """The results of a phase that are in a box."""
 
     group: Value
-    source: str  # the input of the box
+    box: _Input
     result: str  # where the first one is
     counts: list[Value]  # along each axis
     taps: tuple[str, Value]  # in the table, and how many
+
+
+class Lines:
+    """Prefetches one portion of lines, so many at each step."""
+
+    def __init__(self, f: Function, prefetch: Prefetch, each: int, base: str, offsets: str) -> None:
+        self.f, self.prefetch, self.each, self.base, self.offsets = f, prefetch, each, base, offsets
+        self.position = f.variable("i64", 0)
+
+    def step(self) -> None:
+        """Prefetch the next lines; at the end the last one again."""
+        f, last = self.f, self.prefetch.lines_per_call - 1
+        index = f.get(self.position, "i64")
+        f.set(self.position, "i64", f.add(index, self.each))
+        for i in range(self.each):
+            offset = f.load(f.at(self.offsets, f.min(f.add(index, i), last), "i64"), "i64", 8)
+            f.prefetch(f.at(self.base, offset, "i8"))
 
 
 class _Kernel:
@@ -156,6 +190,7 @@ class _Kernel:
     def __init__(self, plan: TileGather, functions: _Functions, frame: Frame) -> None:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
+        self.call = self.f.variable("i64", 0) if plan.prefetch else ""  # the number of the next call of a tile
         self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
         self.file = [self.at["registers"]] if functions.emulation else []
         self.code = TileCode(self.f, plan.layer.dtype, functions.emulation, "".join(self.file))
@@ -201,8 +236,22 @@ class _Kernel:
             source = self._input(group, start)
             first = f.mul(part, plan.parts.blocks)
             last = f.min(f.add(first, plan.parts.blocks), plan.tile.blocks)
+            following = self._following(task)
             with f.loop(0, len(plan.positions.phases)) as phase:
-                self._sum_phase(group, (first, last), phase, (source, start))
+                self._sum_phase(group, (first, last), phase, _Input(source, start, following))
+
+    def _following(self, task: Value) -> str:
+        """Where the input of the next task begins, which is prefetched while this one is computed."""
+        f, plan, axes = self.f, self.plan, self.plan.positions.axes
+        if plan.prefetch is None:
+            return ""
+        f.set(self.call, "i64", 0)
+        task = self.frame.following(task, plan.tasks)
+        group, *boxes, _ = f.split(task, [plan.layer.groups, *(a.boxes for a in axes), plan.parts.parts])
+        at = f.mul(group, plan.layer.in_channel[0])
+        for box, a in zip(boxes, axes, strict=True):
+            at = f.add(at, f.mul(f.add(f.mul(box, a.box * a.in_stride), min(a.runs)), a.pack.stride))
+        return f.at(self.source, at, self.functions.inputs.storage)
 
     def _input(self, group: Value, start: list[Value]) -> str:
         """The input of a box: packed, run by run, or where it lies."""
@@ -223,11 +272,9 @@ class _Kernel:
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
 
-    def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: tuple[str, list[Value]]) -> None:
-        """The results of a phase that are in a box, if there are any, for the blocks of channels of a part. Of the box:
-        its input, and where it starts.
-        """
-        f, axes, (source, start) = self.f, self.plan.positions.axes, box
+    def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
+        """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""
+        f, axes, start = self.f, self.plan.positions.axes, box.start
         numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
         there, counts = "true", list[Value]()
@@ -245,7 +292,7 @@ class _Kernel:
             result = f.at(self.result, corner, self.functions.results.elements.storage)
             with f.loop(*blocks, self.plan.parts.together) as block:
                 several = (block, f.min(f.add(block, self.plan.parts.together), blocks[1]))
-                self._sum_blocks(_Phase(group, source, result, counts, taps), several)
+                self._sum_blocks(_Phase(group, box, result, counts, taps), several)
 
     def _sum_blocks(self, phase: _Phase, blocks: tuple[Value, Value]) -> None:
         """Some blocks of channels: one long row after another, a tile's rows at a time, and of these every block."""
@@ -264,7 +311,7 @@ class _Kernel:
             first: Value = stack.enter_context(f.loop(0, row, plan.rows))
             # In place nothing lies beyond the last position: some are summed again.
             m = f.min(first, f.sub(row, plan.rows)) if positions.in_place else first
-            left = f.at(phase.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
+            left = f.at(phase.box.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
             block = stack.enter_context(f.loop(*blocks))
             if plan.staging is not None:
                 self._tile(phase, block, left, f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum))
@@ -284,7 +331,12 @@ class _Kernel:
         bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
         tile, last = self.functions.tile, self.functions.last_tile
         is_last = f.test("eq", block, plan.tile.blocks - 1)
-        f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *self.file)
+        fetched: tuple[str, ...] = ()
+        if plan.prefetch is not None:
+            call = f.get(self.call, "i64")
+            f.set(self.call, "i64", f.add(call, 1))
+            fetched = portion_of(f, plan.prefetch, self.at["lines"], call, [phase.box.following])
+        f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *fetched, *self.file)
 
     def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
         """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in

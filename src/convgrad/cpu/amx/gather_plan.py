@@ -16,8 +16,9 @@ from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
 from ..pack.unpack import Staging, Unpacker, unpacker
 from ..pack.weights import PackWeights
-from ..plan.axes import longest, offsets
+from ..plan.axes import longest, offsets, spans
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
+from ..plan.prefetch import Prefetch, lines
 from ..plan.records import pitch, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
@@ -47,11 +48,13 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     block = shape(layer, positions, pairs, tuned)
     blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
+    parts = cut_channels(layer, tile, positions, threads, tuned)
+    many = p.bytes > (target.own_l2 or target.l2)
     made = TileGather(
-        layer, tile, sums, block, positions, pack,
-        pack_weights(layer, tile, sums, threads), cut_channels(layer, tile, positions, threads, tuned),
-        code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
-        threads=threads,
+        layer, tile, sums, block, positions, pack, pack_weights(layer, tile, sums, threads), parts,
+        code(target, p.out_dtype), stage_results(layer, tile, positions),
+        prefetch_next(layer, positions, parts, block) if many and tuned.fetches_input else None,
+        many and tuned.fetches_results and writes_tiles(layer), work(layer, positions, block, tuned), threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -228,6 +231,18 @@ def row_contiguous(positions: Positions) -> bool:
     rows, columns = positions.axes[2:]
     plain = rows.out_stride == columns.out_stride == columns.out_step == 1
     return plain and columns.out == positions.extents[3] == rows.out_step
+
+
+def prefetch_next(layer: Layer, positions: Positions, parts: Parts, block: Block) -> Prefetch | None:
+    """What is prefetched while a box is computed: the input of the next one. None if tiles have no steps for it."""
+    if positions.number * layer.groups == 1:
+        return None
+    sizes, phases = positions.sizes, sum(phase.count > 0 for phase in positions.phases)
+    calls = parts.blocks * phases * tiles_of(sizes, positions.extents, positions.flat, block.height)
+    axes = zip(layer.axes, sizes, strict=True)
+    counts, steps = zip(*(spans(a, box, layer.forward) for a, box in axes), strict=True)
+    region = lines(counts, steps, layer.cin, layer.in_channel[1], layer.size)
+    return Prefetch((region,), calls, ceil(layer.cin / (2 * block.pairs)))
 
 
 def reasons(plan: TileGather) -> tuple[str, ...]:

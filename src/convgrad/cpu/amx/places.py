@@ -11,6 +11,7 @@ from math import ceil
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.vectors import size_of
+from ..target import LINE
 from .records import TileGather
 
 NOWHERE = -1 << 62  # the offset of a place that is no position: less than any other
@@ -40,18 +41,28 @@ def write_tile(m: Module, plan: TileGather, results: Results, channels: int) -> 
     Without listed places, positions are evenly spaced.
     """
     f = m.function(f"write_{channels}", ["p:from", "p:to", "p:places", "i:count"])
-    source, to, places, count = f.args
+    source, _, _, count = f.args
     n, vectors = results.elements, ceil(channels / plan.lanes)
     rest = channels % plan.lanes
-    spare = f.at(source, plan.rows * plan.block, plan.sum)
     with f.loop(0, count) as i:
-        if plan.lists_places:
-            offset = f.load(f.at(places, i, "i64"), "i64", 8)
-            somewhere = f.test("ne", offset, NOWHERE)
-            place = f.op(f"select i1 {somewhere}, ptr {f.at(to, offset, n.storage)}, ptr {spare}")
-        else:
-            place = f.at(to, f.mul(i, plan.out_steps[-1]), n.storage)
+        place = _place(f, plan, results, i)
+        if plan.fetched_results:
+            later = _place(f, plan, results, f.add(i, plan.rows))
+            for byte in range(0, channels * plan.layer.out_size, LINE):
+                f.prefetch(f.at(later, byte, "i8"))
         sums = f.at(source, f.mul(i, plan.block), plan.sum)
         values = [f.load(f.at(sums, v * plan.lanes, plan.sum), n.vector, size_of(plan.sum)) for v in range(vectors)]
         results.store_row(f, values, place, n.window(f, 0, rest) if rest else None)
     return f
+
+
+def _place(f: Function, plan: TileGather, results: Results, i: Value) -> str:
+    """Where the result of a place is, inside `write_tile`."""
+    source, to, places, _ = f.args
+    storage = results.elements.storage
+    if not plan.lists_places:
+        return f.at(to, f.mul(i, plan.out_steps[-1]), storage)
+    offset = f.load(f.at(places, i, "i64"), "i64", 8)
+    somewhere = f.test("ne", offset, NOWHERE)
+    spare = f.at(source, plan.rows * plan.block, plan.sum)
+    return f.op(f"select i1 {somewhere}, ptr {f.at(to, offset, storage)}, ptr {spare}")

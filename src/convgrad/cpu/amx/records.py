@@ -17,6 +17,7 @@ from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
 from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
+from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
 from .tiles import COLUMNS, FILE, STEP, Block
@@ -133,6 +134,8 @@ class TileGather(Nest):
     parts: Parts
     code: Code
     staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
+    prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
+    fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
     @cached_property
@@ -151,6 +154,14 @@ class TileGather(Nest):
         return 2 * self.work
 
     # What follows from several records.
+
+    @property
+    def fetched_lines(self) -> int:
+        """Lines that a step prefetches, so that a tile with few taps has its portion."""
+        if self.prefetch is None:
+            return 0
+        taps = min((phase.count for phase in self.positions.phases if phase.count), default=1)
+        return ceil(self.prefetch.lines_per_call / (taps * self.prefetch.steps))
 
     @property
     def weight_parts(self) -> int:
@@ -190,8 +201,8 @@ class TileGather(Nest):
 
     @property
     def places(self) -> int:
-        """Places of a long row, and of the tile at its end."""
-        return prod(self.positions.extents[self.positions.flat :]) + self.rows
+        """Places of a long row, of the tile at its end, and of another one that is prefetched."""
+        return prod(self.positions.extents[self.positions.flat :]) + 2 * self.rows
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -209,6 +220,7 @@ class TileGather(Nest):
             per_thread("packed", packed),
             per_thread("staging", self.staged),
             per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * 8 // self.item),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 

@@ -122,21 +122,22 @@ def add_products(
     is, and bytes between its rows.
     """
     (left_at, left_step), (right_at, right_step) = left, right
+    # Loads are not gathered at the beginning: products are taken as soon as their factors are there.
     if block.across <= block.down:
-        for j, register in enumerate(block.right[:across]):
-            code.load(register, right_at(j), right_step)
         for i in range(block.down):
             register = block.left[i % len(block.left)]
             code.load(register, left_at(i), left_step)
             for j in range(across):
+                if i == 0:
+                    code.load(block.right[j], right_at(j), right_step)
                 code.multiply(i * block.across + j, register, block.right[j])
         return
-    for i, register in enumerate(block.left):
-        code.load(register, left_at(i), left_step)
     for j in range(across):
         register = block.right[j % len(block.right)]
         code.load(register, right_at(j), right_step)
         for i in range(block.down):
+            if j == 0:
+                code.load(block.left[i], left_at(i), left_step)
             code.multiply(i * block.across + j, block.left[i], register)
 
 
