@@ -345,14 +345,16 @@ class _Kernel:
         f, plan, functions = self.f, self.plan, self.functions
         at, first, left = row
         source = f.at(self.at["staging"], f.mul(skipped, plan.block), plan.sum)
+        channels = f.min(f.sub(plan.layer.cout, f.mul(block, plan.block)), plan.block)
         is_last = f.test("eq", block, plan.tile.blocks - 1)
         if functions.list_places is not None:
             places = f.at(self.at["places"], first, "i64")
             to = self._result(phase, block, at)
-            f.call_either(is_last, functions.last_finish, functions.finish, source, to, places, plan.rows)
+            f.call_either(is_last, functions.last_finish, functions.finish, source, to, places, plan.rows, channels)
             return
         to = self._result(phase, block, f.add(at, f.mul(first, plan.out_steps[-1])))
-        f.call_either(is_last, functions.last_finish, functions.finish, source, to, "null", f.min(left, plan.rows))
+        count = f.min(left, plan.rows)
+        f.call_either(is_last, functions.last_finish, functions.finish, source, to, "null", count, channels)
 
     def _result(self, phase: _Phase, block: Value, at: Value) -> str:
         """Where the results of a block of channels are, so many elements behind the first of the box."""

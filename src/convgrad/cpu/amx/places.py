@@ -36,14 +36,16 @@ def list_places(m: Module, plan: TileGather) -> Function:
 
 
 def write_tile(m: Module, plan: TileGather, results: Results, channels: int) -> Function:
-    """A function that writes the sums of a tile, of so many channels: (sums, tensor, offsets of the places, places).
+    """A function that writes the sums of a tile, of so many channels: (sums, tensor, offsets of the places, places,
+    channels).
 
     Without listed places, positions are evenly spaced.
     """
-    f = m.function(f"write_{channels}", ["p:from", "p:to", "p:places", "i:count"])
-    source, _, _, count = f.args
+    f = m.function(f"write_{channels}", ["p:from", "p:to", "p:places", "i:count", "i:channels"])
+    source, _, _, count, given = f.args
     n, vectors = results.elements, ceil(channels / plan.lanes)
-    rest = channels % plan.lanes
+    # That mask is no constant, because LLVM 22 stores 32 bits for a constant one of a single lane of 16 bits.
+    mask = n.mask(f, f.sub(given, (vectors - 1) * plan.lanes)) if channels % plan.lanes else None
     with f.loop(0, count) as i:
         place = _place(f, plan, results, i)
         if plan.fetched_results:
@@ -52,13 +54,13 @@ def write_tile(m: Module, plan: TileGather, results: Results, channels: int) -> 
                 f.prefetch(f.at(later, byte, "i8"))
         sums = f.at(source, f.mul(i, plan.block), plan.sum)
         values = [f.load(f.at(sums, v * plan.lanes, plan.sum), n.vector, size_of(plan.sum)) for v in range(vectors)]
-        results.store_row(f, values, place, n.window(f, 0, rest) if rest else None)
+        results.store_row(f, values, place, mask)
     return f
 
 
 def _place(f: Function, plan: TileGather, results: Results, i: Value) -> str:
     """Where the result of a place is, inside `write_tile`."""
-    source, to, places, _ = f.args
+    source, to, places, *_ = f.args
     storage = results.elements.storage
     if not plan.lists_places:
         return f.at(to, f.mul(i, plan.out_steps[-1]), storage)
