@@ -451,26 +451,44 @@ def test_pairs_of_bf16_are_not_multiplied_where_that_is_slow() -> None:
         assert kernel.write(make_plan(p, MACHINES["avx512"], 2)) != kernel.write(plain)
 
 
+FACTS = (SAPPHIRE_RAPIDS.triple, "sapphirerapids", SAPPHIRE_RAPIDS.features)
+
+
 @pytest.fixture
-def _intel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine at hand is one of Intel's, in what this process knows."""
-    monkeypatch.setattr(target, "native", lambda: INTEL["sapphirerapids"])
-    target._named_cached.cache_clear()
-    yield
-    target._named_cached.cache_clear()
+def facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], None]]:
+    """A function that says what the machine at hand is, for what this process knows of it."""
+
+    def forget() -> None:
+        target.native.cache_clear()
+        target._named_cached.cache_clear()
+
+    def say(triple: str, cpu: str, features: str) -> None:
+        monkeypatch.setattr(jit, "host", lambda: (triple, cpu, features))
+        forget()
+
+    yield say
+    monkeypatch.undo()
+    forget()
 
 
-@pytest.mark.usefixtures("_intel")
-def test_tiles_are_used_if_asked_for() -> None:
-    assert not target.named("native").tiles.dtypes
-    assert target.named("amx").tiles == Tiles(("bf16",))
-    assert target.named("avx512") == target.named("native")
-    with pytest.raises(UnsupportedError, match=r"native \(avx512\), amx, avx2, baseline"):
+def test_tiles_are_used_where_the_machine_has_them(facts: Callable[[str, str, str], None]) -> None:
+    facts(*FACTS)
+    assert target.current().tiles == Tiles(("bf16",))
+    assert target.named("native") == target.named("amx") == target.current()
+    p = Problem.parse("x bf16 n2 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
+    assert make_plan(p, target.current(), 2).nest == "tiles"
+    with pytest.raises(UnsupportedError, match=r"native \(amx\), avx512, avx2, baseline"):
         target.named("sse")
 
 
-def test_tiles_need_a_machine_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "native", lambda: MACHINES["avx512"])
+@pytest.mark.parametrize("name", ["avx512", "avx2", "baseline"])
+def test_lower_levels_leave_tiles_alone(name: str, facts: Callable[[str, str, str], None]) -> None:
+    """They are as on a machine that has none."""
+    facts(*FACTS)
+    level = target.named(name)
+    facts(FACTS[0], FACTS[1], ",".join(f for f in FACTS[2].split(",") if "amx" not in f))
+    assert not level.tiles.dtypes
+    assert replace(level, features="") == replace(target.named(name), features="")
     with pytest.raises(UnsupportedError, match=r"'amx' is not available; this machine has native \(avx512\), avx2"):
         target.named("amx")
 
