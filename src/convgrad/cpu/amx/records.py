@@ -239,6 +239,7 @@ class Sides:
     y_channel: Ints
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
+    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ class _Kernel:
         """Where the first channels of a part are, in x and in y."""
         f, sides, storage = self.f, self.plan.sides, self.functions.inputs.storage
         places = []
-        for name, first, step in (("x", here.row, sides.x_channel), ("y", here.column, sides.y_channel)):
+        x, y = "yx" if sides.swapped else "xy"
+        for name, first, step in ((x, here.row, sides.x_channel), (y, here.column, sides.y_channel)):
             at = f.add(f.mul(here.group, step[0]), f.mul(first, step[1]))
             places.append(f.at(self.frame.tensors[name], at, storage))
         return places[0], places[1]
