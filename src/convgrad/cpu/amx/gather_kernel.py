@@ -25,7 +25,7 @@ from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -68,12 +68,13 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
     layer, positions, box = plan.layer, plan.positions, plan.pack
     inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16")
+    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
     emulated = emulation(m, layer.dtype, plan.code.emulated)
     clear = zero(m, moved)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        None if box is None else pack_box(m, moved, box, clear),
+        None if box is None else pack_box(m, copied, box, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),

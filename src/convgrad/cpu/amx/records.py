@@ -156,6 +156,12 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def copies_lines(self) -> bool:
+        """Whether inputs are packed by copies of whole lines."""
+        pack = self.pack
+        return pack is not None and pack.packer in (Packer.COPY_ROWS, Packer.COPY_PIXELS) and pack.pitch % STEP == 0
+
+    @property
     def fetched_lines(self) -> int:
         """Lines that a step prefetches, so that a tile with few taps has its portion."""
         if self.prefetch is None:
