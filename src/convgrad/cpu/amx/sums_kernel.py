@@ -15,6 +15,7 @@ from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
@@ -22,6 +23,7 @@ from .pair import end_rows, pair_y, transpose_x
 from .records import TileSums
 from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
+COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
 
@@ -65,11 +67,12 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16")
-    wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors
+    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, sides.dtype, plan.code.emulated)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, wide if box.row_packed else moved, box.x_pack, clear),
+        inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
         end_rows(m, moved, box) if box.row_packed else transpose_x(m, box),
         None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
         _tile(m, plan, emulated, plan.vectors),
