@@ -22,10 +22,12 @@ from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
 from ..plan.prefetch import Prefetch
+from ..target import LINE
 from .emulation import Emulation
+from .copy import copy_positions
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import STEP, TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, add_products, bring_near, each_sum, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -39,6 +41,7 @@ class _Functions:
     emulation: Emulation | None
     pack_weights: Function
     pack: Function | None  # None: inputs are read where they lie
+    copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
@@ -75,6 +78,7 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
         None if box is None else pack_box(m, copied, box, clear),
+        copy_positions(m, moved, plan) if plan.copies_unaligned else None,
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
@@ -140,6 +144,12 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
                 (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
                 (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
             )  # fmt: skip
+            if plan.near.weights:
+                further = f.at(right_at, plan.near.weights * block.pairs * right_row, plan.sum)
+                bring_near(f, further, block.pairs, right_row * item, across)
+            if plan.near.inputs:
+                further = f.at(left_at, plan.near.inputs * 2 * block.pairs, "i16")
+                bring_near(f, further, block.rows * block.down, left_row)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
@@ -260,9 +270,8 @@ class _Kernel:
         positions, storage = plan.positions, functions.inputs.storage
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
-            return f.at(
-                origin, f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True))), storage
-            )
+            shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
+            return self._aligned(f.at(origin, shift, storage), start)
         with f.loop(0, len(positions.runs)) as run:
             row = f.at(functions.runs, f.mul(run, len(start)), "i64")
             corner = [
@@ -272,6 +281,16 @@ class _Kernel:
             to = f.at(self.at["packed"], f.mul(run, positions.run_entries * positions.pitch), "i16")
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
+
+    def _aligned(self, source: str, start: list[Value]) -> str:
+        """The input of a box that is read where it lies, or a copy if it does not begin at a line there."""
+        f, copy, axes = self.f, self.functions.copy, self.plan.positions.axes
+        if copy is None:
+            return source
+        whole = f.aligned(source, LINE)
+        with f.when(f.op(f"xor i1 {whole}, true")):
+            f.call(copy, source, self.at["packed"], f.min(f.sub(axes[-1].out, start[-1]), axes[-1].box))
+        return f.op(f"select i1 {whole}, ptr {source}, ptr {self.at['packed']}")
 
     def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
         """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""

@@ -20,6 +20,7 @@ from ..pack.weights import PackWeights
 from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
+from ..target import LINE
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -119,6 +120,14 @@ class Code:
 
 
 @dataclass(frozen=True)
+class Near:
+    """How many steps ahead the factors of products are prefetched into the first-level cache; 0: they are not."""
+
+    inputs: int  # of the factor in the rows
+    weights: int  # of the factor in the columns
+
+
+@dataclass(frozen=True)
 class TileGather(Nest):
     """The plan for y or x on tile registers: rows are positions, columns are channels out."""
 
@@ -135,6 +144,7 @@ class TileGather(Nest):
     code: Code
     staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
     prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
+    near: Near
     fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
@@ -154,6 +164,13 @@ class TileGather(Nest):
         return 2 * self.work
 
     # What follows from several records.
+
+    @property
+    def copies_unaligned(self) -> bool:
+        """Whether positions that are read where they lie are copied if they do not begin at lines of memory."""
+        *outer, last = self.positions.sizes
+        pitch = self.positions.steps[-1]
+        return self.positions.in_place and last > 1 == max(outer) and pitch > 0 == pitch * self.layer.size % LINE
 
     @property
     def copies_lines(self) -> bool:
@@ -215,7 +232,7 @@ class TileGather(Nest):
         """What a kernel needs besides the tensors."""
         layer, positions = self.layer, self.positions
         blocks = layer.groups * self.tile.blocks
-        packed = 0
+        packed = positions.sizes[-1] * positions.steps[-1] // 2 if self.copies_unaligned else 0
         if not positions.in_place:
             # Tiles read beyond the last position, and whole vectors and squares of them are packed.
             beyond = self.rows + self.lanes + 1
@@ -312,6 +329,7 @@ class TileSums(Nest):
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
+    near: Near
     work: float
 
     @cached_property
@@ -333,6 +351,13 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
+
+    @property
+    def aligns(self) -> bool:
+        """Whether rows of x are copied before tiles read them, since a tap or a long row begins inside of a line."""
+        box = self.box
+        starts = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat) if box.sizes[i] > 1]
+        return any(at % STEP for at in (*box.entries, *starts))
 
     @property
     def row_room(self) -> int:
@@ -366,6 +391,7 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", rows * box.x_pitch // 2),
             per_thread("y", outer * box.y_row),
+            per_thread("aligned", outer * box.long_row * self.rows // 2 if self.aligns else 0),
             per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
