@@ -21,13 +21,13 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
-from ..plan.prefetch import Prefetch
 from ..target import LINE
-from .emulation import Emulation
 from .copy import copy_positions
+from .emulation import Emulation
+from .gather_tile import tile_function
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import STEP, TileCode, add_products, bring_near, each_sum, emulation
+from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -68,26 +68,29 @@ def write(plan: TileGather) -> str:
 
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
-    layer, positions, box = plan.layer, plan.positions, plan.pack
-    inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16")
-    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
-    emulated = emulation(m, layer.dtype, plan.code.emulated)
-    clear = zero(m, moved)
+    positions, (inputs, results) = plan.positions, _elements(plan)
+    emulated = emulation(m, plan.layer.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        None if box is None else pack_box(m, copied, box, clear),
-        copy_positions(m, moved, plan) if plan.copies_unaligned else None,
-        _tile(m, plan, emulated, plan.vectors),
-        _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
+        *_pack(m, plan, replace(inputs, sum="i16")),
+        tile_function(m, plan, emulated, plan.vectors),
+        tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
-        list_places(m, plan) if plan.lists_places else None,
+        list_places(m, plan),
         m.table("registers", plan.tiles.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
         m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
         m.table("runs", [start for run in positions.runs for start in run]),
     )  # fmt: skip
+
+
+def _pack(m: Module, plan: TileGather, moved: Elements) -> tuple[Function | None, Function | None]:
+    """What packs a box of the input, or copies it if it is read where it lies."""
+    if plan.pack is None:
+        return None, copy_positions(m, moved, plan) if plan.copies_unaligned else None
+    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
+    return pack_box(m, copied, plan.pack, zero(m, moved)), None
 
 
 def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
@@ -105,57 +108,6 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
     inputs = Elements(layer.dtype, plan.lanes, plan.sum, layer.converts_f16)
     rounds = plan.code.rounds_bf16 and not layer.accumulate
     return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
-
-
-def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
-    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, what
-    is prefetched, and a file of registers).
-    """
-    block, item = plan.tiles, plan.item
-    fetched = ["p:base", "p:offsets"] if plan.prefetch else []
-    file = ["p:file"] if emulated else []
-    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *fetched, *file])
-    left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.layer.dtype, emulated, rest[-1] if emulated else "")
-    fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
-    row, right_row = plan.block * item, across * plan.lanes
-    pairs = plan.sums.channels // 2
-
-    def start(register: int, _: int, j: int) -> None:
-        if plan.layer.bias is None:
-            code.clear(register)
-        else:
-            code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
-
-    each_sum(block, across, start)
-    left_row = plan.positions.steps[-1] * plan.layer.size
-    with f.loop(0, count) as t:
-        tap = f.at(taps, f.mul(t, 2), "i64")
-        number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
-        left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
-        with f.loop(0, pairs // block.pairs) as step:
-            left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
-            if fetch is not None:
-                fetch.step()
-            add_products(
-                code, block, across,
-                (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
-            )  # fmt: skip
-            if plan.near.weights:
-                further = f.at(right_at, plan.near.weights * block.pairs * right_row, plan.sum)
-                bring_near(f, further, block.pairs, right_row * item, across)
-            if plan.near.inputs:
-                further = f.at(left_at, plan.near.inputs * 2 * block.pairs, "i16")
-                bring_near(f, further, block.rows * block.down, left_row)
-
-    def keep(register: int, i: int, j: int) -> None:
-        code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
-
-    each_sum(block, across, keep)
-    return f
 
 
 @dataclass(frozen=True)
@@ -176,23 +128,6 @@ class _Phase:
     result: str  # where the first one is
     counts: list[Value]  # along each axis
     taps: tuple[str, Value]  # in the table, and how many
-
-
-class Lines:
-    """Prefetches one portion of lines, so many at each step."""
-
-    def __init__(self, f: Function, prefetch: Prefetch, each: int, base: str, offsets: str) -> None:
-        self.f, self.prefetch, self.each, self.base, self.offsets = f, prefetch, each, base, offsets
-        self.position = f.variable("i64", 0)
-
-    def step(self) -> None:
-        """Prefetch the next lines; at the end the last one again."""
-        f, last = self.f, self.prefetch.lines_per_call - 1
-        index = f.get(self.position, "i64")
-        f.set(self.position, "i64", f.add(index, self.each))
-        for i in range(self.each):
-            offset = f.load(f.at(self.offsets, f.min(f.add(index, i), last), "i64"), "i64", 8)
-            f.prefetch(f.at(self.base, offset, "i8"))
 
 
 class _Kernel:

@@ -14,7 +14,7 @@ from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.shuffle import interleave, transpose
 from ..plan.records import up
-from .records import Box
+from .records import Box, TileSums
 from .tiles import STEP
 
 WIDE = f"<{STEP} x i16>"
@@ -60,12 +60,15 @@ def each_long_row(f: Function, box: Box, counts: Sequence[Value], stack: ExitSta
     return entry, number
 
 
-def align_rows(m: Module, box: Box, rows: int) -> Function:
+def align_rows(m: Module, plan: TileSums) -> Function | None:
     """A function that copies what a tap reads of some rows of x to [step][row][32 entries]: (from, to, long rows along
-    each axis, steps of one).
+    each axis, steps of one). None if all rows begin at lines of memory.
 
-    A tile would read two lines for each row that does not begin at a line, and that takes several times as long.
+    A tile would read two lines for each row that does not, and that takes several times as long.
     """
+    if not plan.aligns:
+        return None
+    box, rows = plan.box, plan.rows
     f = m.function("align_rows", ["p:from", "p:to", *(f"i:n{i}" for i in range(box.flat)), "i:steps"])
     source, to, *counts, steps = f.args
     with ExitStack() as stack:

@@ -65,18 +65,18 @@ def write(plan: TileSums) -> str:
 
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
-    sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
+    box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16")
     wide = replace(moved, lanes=STEP)  # whole lines are copied
     copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
-    emulated = emulation(m, sides.dtype, plan.code.emulated)
+    emulated = emulation(m, inputs.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
         end_rows(m, moved, box) if box.row_packed else transpose_x(m, box),
         None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
-        align_rows(m, box, plan.rows) if plan.aligns else None,
+        align_rows(m, plan),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),

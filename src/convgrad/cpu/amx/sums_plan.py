@@ -77,9 +77,7 @@ def packing(shape: Shape, *, swapped: bool) -> int:
 
 def swap(shape: Shape) -> Shape:
     """A problem without a kernel in which x and y have changed places: each y is multiplied with one x."""
-    axes = tuple(
-        Geometry(a.y, a.y, x_step=a.y_step, y_step=a.x_step * a.stride, w_step=a.w_step) for a in shape.axes
-    )
+    axes = tuple(Geometry(a.y, a.y, x_step=a.y_step, y_step=a.x_step * a.stride, w_step=a.w_step) for a in shape.axes)
     group, y_step, x_step = shape.w_channel
     return Shape(axes, shape.g, shape.cy, shape.cx, shape.y_channel, shape.x_channel, (group, x_step, y_step))
 
