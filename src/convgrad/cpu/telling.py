@@ -118,7 +118,8 @@ def _tiles(plan: TileGather, names: Names) -> Telling:
 
 def _tile_sums(plan: TileSums, names: Names) -> Telling:
     how = f"each weight of {names['w']} sums its products over all pixels of {names['x']} and {names['y']}"
-    tile = f"{plan.rows} channels of {names['x']} x {plan.block} of {names['y']}: {_registers(plan)}"
+    rows, columns = (names["y"], names["x"]) if plan.sides.swapped else (names["x"], names["y"])
+    tile = f"{plan.rows} channels of {rows} x {plan.block} of {columns}: {_registers(plan)}"
     tasks = f"{_tasks(plan)}, each a part of {names['w']}"
     if plan.parts.slices > 1:
         tasks += f" over one of {plan.parts.slices} parts of the pixels"
@@ -161,8 +162,13 @@ WORDS = {
     "Box.y_steps": "elements between positions of y before they are paired, along each axis",
     "Code.emulated": "plain code does what tile instructions do",
     "Code.rounds_bf16": "the machine rounds to bf16",
+    "Near.inputs": "steps ahead that what is in the rows is fetched into the first-level cache; 0: it is not",
+    "Near.weights": "the same of what is in the columns",
     "Parts.blocks": "blocks of channels in a task",
     "Parts.parts": "parts of the blocks of channels",
+    "Parts.together": "blocks of channels that are computed for some positions before the next",
+    "Sides.swapped": "x and y have changed places",
+    "TileGather.fetched_results": "the memory of results is prefetched",
     "Positions.axes": "what positions read, along each axis",
     "Positions.flat": "positions of the axes from this one on are one long row",
     "Positions.pitch": "elements between neighbouring positions",
@@ -305,6 +311,7 @@ BUFFERS = {
     "weights": "packed weights",
     "bias": "bias",
     "packed": "packed input",
+    "places": "where positions are written",
     "staging": "sums that wait to be written",
     "pixels": "where pixels are read and written",
     "lines": "memory to prefetch",
@@ -312,6 +319,7 @@ BUFFERS = {
     "accumulators": "sums of a task",
     "x": "packed x",
     "y": "packed y",
+    "aligned": "rows of x, as tiles read them",
     "x_raw": "pixels of x before they are paired",
     "y_raw": "pixels of y before they are paired",
     "registers": "emulated tile registers",

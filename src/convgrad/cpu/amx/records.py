@@ -17,8 +17,10 @@ from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
 from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
+from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
+from ..target import LINE
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -106,6 +108,7 @@ class Parts:
 
     parts: int
     blocks: int  # of channels, in a part
+    together: int  # of these blocks, computed for some positions before the next positions
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,14 @@ class Code:
 
     emulated: bool  # as calls of plain code that does the same
     rounds_bf16: bool  # the machine has an instruction that rounds to bf16
+
+
+@dataclass(frozen=True)
+class Near:
+    """How many steps ahead the factors of products are prefetched into the first-level cache; 0: they are not."""
+
+    inputs: int  # of the factor in the rows
+    weights: int  # of the factor in the columns
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,10 @@ class TileGather(Nest):
     weights: PackWeights
     parts: Parts
     code: Code
-    staging: Staging
+    staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
+    prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
+    near: Near
+    fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
     @cached_property
@@ -152,6 +166,33 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def copies_unaligned(self) -> bool:
+        """Whether positions that are read where they lie are copied if they do not begin at lines of memory."""
+        *outer, last = self.positions.sizes
+        pitch = self.positions.steps[-1]
+        return self.positions.in_place and last > 1 == max(outer) and pitch > 0 == pitch * self.layer.size % LINE
+
+    @property
+    def copies_lines(self) -> bool:
+        """Whether inputs are packed by copies of whole lines."""
+        pack = self.pack
+        return pack is not None and pack.packer in (Packer.COPY_ROWS, Packer.COPY_PIXELS) and pack.pitch % STEP == 0
+
+    @property
+    def fetched_lines(self) -> int:
+        """Lines that a step prefetches, so that a tile with few taps has its portion."""
+        if self.prefetch is None:
+            return 0
+        taps = min((phase.count for phase in self.positions.phases if phase.count), default=1)
+        return ceil(self.prefetch.lines_per_call / (taps * self.prefetch.steps))
+
+    @property
+    def weight_parts(self) -> int:
+        """Parts in which the weights of one block of channels are packed."""
+        part = self.weights.part
+        return 1 if part is None else ceil(self.sums.channels // 2 / part)
+
+    @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels; a pair is one."""
         return self.layer.taps * self.sums.channels // 2 * self.block
@@ -163,16 +204,35 @@ class TileGather(Nest):
         return self.layer.taps * self.sums.channels // 2 * lanes
 
     @property
+    def out_steps(self) -> Ints:
+        """Elements of the tensor between the results of neighbouring positions along each axis."""
+        return tuple(a.out_step * a.out_stride for a in self.positions.axes)
+
+    @property
+    def lists_places(self) -> bool:
+        """Whether the places of a long row are listed with where they are in the tensor: those of one axis need not."""
+        return self.staging is None and self.positions.flat < len(self.positions.axes) - 1
+
+    @property
     def staged(self) -> int:
-        """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
+        """Elements of the sums that wait: of a tile, and a row for what is not written to the tensor; or of a box for
+        one block of channels, and what is written or read beyond them.
+        """
+        if self.staging is None:
+            return (self.rows + 1) * self.block
         return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
+
+    @property
+    def places(self) -> int:
+        """Places of a long row, of the tile at its end, and of another one that is prefetched."""
+        return prod(self.positions.extents[self.positions.flat :]) + 2 * self.rows
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         layer, positions = self.layer, self.positions
         blocks = layer.groups * self.tile.blocks
-        packed = 0
+        packed = positions.sizes[-1] * positions.steps[-1] // 2 if self.copies_unaligned else 0
         if not positions.in_place:
             # Tiles read beyond the last position, and whole vectors and squares of them are packed.
             beyond = self.rows + self.lanes + 1
@@ -182,6 +242,8 @@ class TileGather(Nest):
             shared("bias", blocks * self.block if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staged),
+            per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * 8 // self.item),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
@@ -200,6 +262,7 @@ class Sides:
     y_channel: Ints
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
+    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
 
 
 @dataclass(frozen=True)
@@ -266,6 +329,7 @@ class TileSums(Nest):
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
+    near: Near
     work: float
 
     @cached_property
@@ -287,6 +351,13 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
+
+    @property
+    def aligns(self) -> bool:
+        """Whether rows of x are copied before tiles read them, since a tap or a long row begins inside of a line."""
+        box = self.box
+        starts = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat) if box.sizes[i] > 1]
+        return any(at % STEP for at in (*box.entries, *starts))
 
     @property
     def row_room(self) -> int:
@@ -320,6 +391,7 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", rows * box.x_pitch // 2),
             per_thread("y", outer * box.y_row),
+            per_thread("aligned", outer * box.long_row * self.rows // 2 if self.aligns else 0),
             per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ...spec.problem import Ints
 from ..ir.builder import Function, Module, Value
+from ..target import LINE
 from .emulation import FILE, Emulation
 
 REGISTERS = 8
@@ -122,22 +123,30 @@ def add_products(
     is, and bytes between its rows.
     """
     (left_at, left_step), (right_at, right_step) = left, right
+    # Loads are not gathered at the beginning: products are taken as soon as their factors are there.
     if block.across <= block.down:
-        for j, register in enumerate(block.right[:across]):
-            code.load(register, right_at(j), right_step)
         for i in range(block.down):
             register = block.left[i % len(block.left)]
             code.load(register, left_at(i), left_step)
             for j in range(across):
+                if i == 0:
+                    code.load(block.right[j], right_at(j), right_step)
                 code.multiply(i * block.across + j, register, block.right[j])
         return
-    for i, register in enumerate(block.left):
-        code.load(register, left_at(i), left_step)
     for j in range(across):
         register = block.right[j % len(block.right)]
         code.load(register, right_at(j), right_step)
         for i in range(block.down):
+            if j == 0:
+                code.load(block.left[i], left_at(i), left_step)
             code.multiply(i * block.across + j, block.left[i], register)
+
+
+def bring_near(f: Function, first: str, rows: int, step: int, lines: int = 1) -> None:
+    """Prefetch rows of factors into the first-level cache: so many lines of each, the rows so many bytes apart."""
+    for row in range(rows):
+        for line in range(lines):
+            f.prefetch(f.at(first, row * step + line * LINE, "i8"), near=True)
 
 
 def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
@@ -152,4 +161,7 @@ def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
     return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
 
 
-__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]
+__all__ = [
+    "COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "bring_near", "each_sum",
+    "emulation",
+]  # fmt: skip
