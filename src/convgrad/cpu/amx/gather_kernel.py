@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from math import prod
+from math import ceil, prod
 
 from ..emit.frame import Frame, items
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
 from ..ir.vectors import size_of
+from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
 from .emulation import Emulation
+from .pieces import split_weights
 from .records import TileGather
-from .tiles import TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -33,6 +36,7 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
+    split_weights: Function | None  # None: they are packed as tiles read them
     pack: Function | None  # None: inputs are read where they lie
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
@@ -58,12 +62,13 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
     layer, positions, box = plan.layer, plan.positions, plan.pack
     inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16")
-    emulated = emulation(m, layer.dtype, plan.code.emulated)
+    moved = replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     clear = zero(m, moved)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
+        None if plan.split.whole else split_weights(m, plan.weights, replace(_pieces(plan), lanes=plan.lanes)),
         None if box is None else pack_box(m, moved, box, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
@@ -83,6 +88,16 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
     return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
 
 
+def _pieces(plan: TileGather) -> Pieces:
+    """How inputs are split as they are packed: by as many lanes at a time as their packer can."""
+    layer, box = plan.layer, plan.pack
+    if box is None:
+        raise ValueError("inputs that are read in place cannot be split")
+    copied = box.packer is Packer.COPY_PIXELS and box.pitch % STEP == 0
+    lanes, step = STEP if copied else plan.lanes, box.pitch
+    return Pieces(layer.dtype, lanes, "bfloat", layer.converts_f16, False, plan.split.pieces, step)
+
+
 def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
     """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, and
     a file of registers).
@@ -91,9 +106,10 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
     file = ["p:file"] if emulated else []
     f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
     left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.layer.dtype, emulated, rest[0] if rest else "")
+    code = TileCode(f, plan.split.dtype, emulated, rest[0] if rest else "")
     row, right_row = plan.block * item, across * plan.lanes
     pairs = plan.sums.channels // 2
+    left_piece, right_piece = plan.positions.pitch // plan.split.pieces, plan.layer.taps * pairs * right_row
 
     def start(register: int, _: int, j: int) -> None:
         if plan.layer.bias is None:
@@ -102,7 +118,7 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
             code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
 
     each_sum(block, across, start)
-    left_row = plan.positions.steps[-1] * plan.layer.size
+    left_row = 2 * plan.positions.steps[-1]
     with f.loop(0, count) as t:
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
@@ -113,8 +129,9 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
             right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
             add_products(
                 code, block, across,
-                (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
+                (lambda i, n, at=left_at: f.at(at, i * block.rows * left_row + 2 * n * left_piece, "i8"), left_row),  # type: ignore[misc]
+                (lambda j, n, at=right_at: f.at(at, j * plan.lanes + n * right_piece, plan.sum), right_row * item),  # type: ignore[misc]
+                plan.split.products,
             )  # fmt: skip
 
     def keep(register: int, i: int, j: int) -> None:
@@ -132,7 +149,7 @@ class _Kernel:
         self.f, self.at = frame.f, frame.at
         self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.layer.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     # Weights.
 
@@ -142,11 +159,21 @@ class _Kernel:
         units = plan.layer.groups * blocks
         with items(f, self.frame.counter("first"), units) as unit:
             group, block = f.split(unit, [plan.layer.groups, blocks])
-            to = self._weights(group, block)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, 0)
+            self._pack_panel(group, block)
             if plan.layer.bias is not None:
                 self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
+
+    def _pack_panel(self, group: Value, block: Value) -> None:
+        """Pack the weights of a block of channels; those that are split some channels in at a time."""
+        f, weights, functions, source = self.f, self.plan.weights, self.functions, self.frame.tensors["w"]
+        to = self._weights(group, block)
+        if functions.split_weights is None:
+            f.call(functions.pack_weights, source, to, group, block, 0)
+            return
+        with f.loop(0, ceil(weights.channels / weights.chunk)) as chunk:
+            f.call(functions.pack_weights, source, self.at["raw_weights"], group, block, chunk)
+            f.call(functions.split_weights, self.at["raw_weights"], to, block, chunk)
 
     def _weights(self, group: Value, block: Value) -> str:
         """Where the packed weights of a block of channels are."""

@@ -12,7 +12,6 @@ from math import ceil, prod
 from ...spec.problem import Problem
 from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
-from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
 from ..pack.unpack import Staging, unpacker
 from ..plan.axes import longest, offsets
@@ -22,15 +21,19 @@ from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
 from .records import Code, Parts, Positions, TileGather
+from .split import Split, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
 """Tiles of sums below each other and side by side, with room for factors in the other registers."""
 
+SPLIT_CHUNK = 32  # channels of weights that a thread splits at a time
+
 
 def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     """A plan for the results or the data gradient of a problem, if tile registers can compute it well."""
-    if p.wanted == "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+    how = split(p, target)
+    if p.wanted == "w" or how is None:
         return None
     layer = as_gather(p, target)
     pairs = pairs_of_step(layer.cin)
@@ -39,18 +42,18 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     tuned = tuning(target).registers
     odd = layer.cin % 2
     sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
-    positions = lay_out(layer, sums, target, threads)
-    pack = pack_box(layer, sums, positions)
+    positions = lay_out(layer, sums, how, target, threads)
+    pack = pack_box(layer, sums, positions, how)
     if odd and pack is not None and pack.packer is Packer.ELEMENTS:
         return None  # these leave what is beside the last channel as it is
-    block = shape(layer, positions, pairs, tuned)
+    block = shape(layer, positions, pairs, how, tuned)
     blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
     made = TileGather(
         layer, tile, sums, block, positions, pack,
-        choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
-        code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
-        threads=threads,
+        choose_weight_packer(layer, tile, sums if how.whole else Sums(layer.cin, SPLIT_CHUNK, False, False, 0)),
+        cut_channels(layer, tile, positions, threads, tuned), code(target, p.out_dtype),
+        stage_results(layer, tile, positions), work(layer, positions, block, how, tuned), how, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -73,13 +76,13 @@ def code(target: Target, out_dtype: str) -> Code:
 # Positions.
 
 
-def lay_out(layer: Layer, sums: Sums, target: Target, threads: int) -> Positions:
+def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) -> Positions:
     """Boxes of positions, and how their inputs lie."""
-    step = pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS
+    step = how.pieces * (pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS)
     tuned = tuning(target).registers
     room = int((target.own_l2 or target.l2) * tuned.box)
     box = _box(layer, step, room)
-    if sums.odd or not _lies_in_place(layer, box[-1]):
+    if sums.odd or not how.whole or not _lies_in_place(layer, box[-1]):
         box = _for_threads(layer, box, threads, tuned)
         axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
         counts = tuple(a.pack.count for a in axes)
@@ -101,7 +104,7 @@ def _box(layer: Layer, step: int, room: int) -> list[int]:
     def fits(trial: list[int]) -> bool:
         axes = [axis(a, layer.forward, b) for a, b in zip(layer.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
-        return entries * step * layer.size + prod(trial) * 2 * STEP * layer.item <= room
+        return entries * step * 2 + prod(trial) * 2 * STEP * layer.item <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -138,36 +141,39 @@ def _lies_in_place(layer: Layer, box: int) -> bool:
     return min(box, results % box or box) >= 2 * ROWS
 
 
-def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
+def pack_box(layer: Layer, sums: Sums, positions: Positions, how: Split) -> PackBox | None:
     """How a run of inputs is packed."""
     if positions.in_place:
         return None
     # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
     packs = tuple(a.pack for a in positions.axes)
-    box = PackBox("pack", packs, layer.in_channel[1], positions.pitch, channels=layer.cin, zero_rest=sums.odd)
+    box = PackBox(
+        "pack", packs, layer.in_channel[1], positions.pitch // how.pieces, channels=layer.cin, zero_rest=sums.odd,
+        pieces=how.pieces,
+    )  # fmt: skip
     return replace(box, packer=packer(box, COLUMNS))
 
 
 # Registers.
 
 
-def shape(layer: Layer, positions: Positions, pairs: int, tuned: RegisterTuning) -> Block:
+def shape(layer: Layer, positions: Positions, pairs: int, how: Split, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
     row = long_row(positions.sizes, positions.extents, positions.flat)
     rows = min(ROWS, row)
     shapes = [Block(rows, pairs, down, across) for down, across in SHAPES]
     if positions.in_place:
         shapes = [block for block in shapes if block.height <= 2 * ROWS]
-    return min(shapes, key=lambda block: work(layer, positions, block, tuned))
+    return min(shapes, key=lambda block: work(layer, positions, block, how, tuned))
 
 
-def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning) -> float:
+def work(layer: Layer, positions: Positions, block: Block, how: Split, tuned: RegisterTuning) -> float:
     """Cycles in which tiles are multiplied or loaded."""
     tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
     multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
     loaded = tuned.load * (block.down + block.across)
-    return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
+    return steps * len(positions.taps) * len(how.products) * (max(multiplied, loaded) + loaded / 4)
 
 
 def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
@@ -203,7 +209,7 @@ def row_contiguous(positions: Positions) -> bool:
 def reasons(plan: TileGather) -> tuple[str, ...]:
     """Why the plan is as it is."""
     told = [
-        (True, f"tile registers multiply {plan.layer.dtype} (AMX)"),
+        (True, multiplied(plan.layer.dtype, plan.split)),
         (plan.code.emulated, "their instructions are emulated"),
         (plan.positions.in_place, "the input is read where it lies: no padding, no kernel, channels contiguous"),
         (plan.parts.parts > 1, "channels are cut into parts, so that all threads have work"),

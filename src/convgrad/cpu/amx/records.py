@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
+from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
@@ -19,6 +20,7 @@ from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
+from .split import Split
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -88,7 +90,7 @@ class Positions(Boxes):
     """How the inputs of a box lie, for y or x."""
 
     in_place: bool  # inputs are read where they lie
-    pitch: int  # elements between neighbouring positions
+    pitch: int  # elements between neighbouring positions; pieces of numbers are elements of their own
     steps: Ints  # elements of the input between neighbouring positions along each axis
     phases: tuple[Phase, ...]
     taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
@@ -133,6 +135,7 @@ class TileGather(Nest):
     code: Code
     staging: Staging
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
+    split: Split  # how numbers are split into those that tiles multiply
 
     @cached_property
     def registers(self) -> Registers:
@@ -153,14 +156,19 @@ class TileGather(Nest):
 
     @property
     def panel(self) -> int:
-        """Elements of the packed weights of one block of channels; a pair is one."""
-        return self.layer.taps * self.sums.channels // 2 * self.block
+        """Elements of the packed weights of one block of channels, with all pieces; a pair is one."""
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.block
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
         lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
-        return self.layer.taps * self.sums.channels // 2 * lanes
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * lanes
+
+    @property
+    def raw_weights(self) -> int:
+        """Elements of weights that a thread packs before it splits them."""
+        return self.layer.taps * self.weights.chunk * self.block
 
     @property
     def staged(self) -> int:
@@ -183,6 +191,7 @@ class TileGather(Nest):
             per_thread("packed", packed),
             per_thread("staging", self.staged),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
+            *((per_thread("raw_weights", self.raw_weights),) if not self.split.whole else ()),
         )
 
 
@@ -200,6 +209,11 @@ class Sides:
     y_channel: Ints
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of x and y."""
+        return DTYPES[self.dtype].size
 
 
 @dataclass(frozen=True)
@@ -267,6 +281,7 @@ class TileSums(Nest):
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
     work: float
+    split: Split
 
     @cached_property
     def registers(self) -> Registers:
@@ -311,20 +326,31 @@ class TileSums(Nest):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        box, several = self.box, self.parts.slices > 1
+        box, several, pieces = self.box, self.parts.slices > 1, self.split.pieces
         beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
-        rows = up(max(self.row_room, self.parts.rows), STEP)
-        outer = prod(box.sizes[: box.flat])
+        raw_x = self._raw(box.x_pack, box.x_pitch)
+        if box.row_packed:
+            raw_x = 0 if self.split.whole else self.x_piece * self.sides.size // 4
         return (
             shared("sums", self.part_sums * self.tasks + beyond if several else 0),
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
-            per_thread("x", rows * box.x_pitch // 2),
-            per_thread("y", outer * box.y_row),
-            per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
+            per_thread("x", pieces * self.x_piece // 2),
+            per_thread("y", pieces * self.y_piece // 2),
+            per_thread("x_raw", raw_x),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
+    @property
+    def x_piece(self) -> int:
+        """Elements of one piece of the numbers of a box of x."""
+        return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
+
+    @property
+    def y_piece(self) -> int:
+        """The same of y."""
+        return 2 * prod(self.box.sizes[: self.box.flat]) * self.box.y_row
+
     def _raw(self, pack: PackBox | None, entries: int) -> int:
         """Elements for what is packed first, and what is written beyond it."""
-        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch // 2
+        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch * self.sides.size // 4

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..ir.vectors import sum_type
 from ..pack.box import PackBox, packer
 from ..pack.unpack import Staging, unpacker
 from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
@@ -29,12 +29,14 @@ from ..target import Target
 from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
 from .records import Axis, Box, Sides, SumParts, TileSums
+from .split import Split, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 
 def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
     """A plan for a weight gradient, if tile registers can compute it well."""
-    if p.wanted != "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+    how = split(p, target)
+    if p.wanted != "w" or how is None:
         return None
     if min(p.cx, p.cy) < TILE_CHANNELS:
         return None
@@ -44,7 +46,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
         p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (p.cx, p.cy), shape.x_channel, shape.y_channel,
         (group, x_step, y_step), p.accumulate,
     )  # fmt: skip
-    axes = cut_positions(p, shape, target)
+    axes = cut_positions(p, shape, how, target)
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
     box = lay_out(sides, shape, axes, parts, target)
@@ -53,7 +55,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
         tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
-        work(sides, box, parts, block, tuned), threads=threads,
+        len(how.products) * work(sides, box, parts, block, tuned), how, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -61,17 +63,18 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
 # Boxes of positions.
 
 
-def cut_positions(p: Problem, shape: Shape, target: Target) -> tuple[Axis, ...]:
+def cut_positions(p: Problem, shape: Shape, how: Split, target: Target) -> tuple[Axis, ...]:
     """Boxes whose x and y have room in a cache, and enough of them for the slices of the sum."""
     sizes = [a.y for a in shape.axes]
     x, y = (min(channels, TILE_PART) for channels in (p.cx, p.cy))
     room = target.l2 * TILE_BOX[0] // TILE_BOX[1]
+    size = DTYPES[p.dtype].size + 2 * how.pieces  # before and after it is packed
     box = [1] * len(sizes)
 
     def fits(trial: list[int]) -> bool:
         axes = [axis(a, True, b) for a, b in zip(shape.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
-        return prod(trial) <= TILE_PIXELS and 4 * (entries * x + prod(trial) * y) <= room
+        return prod(trial) <= TILE_PIXELS and size * (entries * x + prod(trial) * y) <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -190,7 +193,7 @@ def work(sides: Sides, box: Box, parts: SumParts, block: Block, tuned: RegisterT
 def reasons(plan: TileSums) -> tuple[str, ...]:
     """Why the plan is as it is."""
     told = [
-        (True, f"tile registers multiply {plan.sides.dtype} (AMX)"),
+        (True, multiplied(plan.sides.dtype, plan.split)),
         (plan.code.emulated, "their instructions are emulated"),
         (plan.parts.slices > 1, f"sums over pixels in {plan.parts.slices} parts, added in order"),
     ]

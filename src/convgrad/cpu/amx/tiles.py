@@ -111,33 +111,41 @@ class TileCode:
         self.f.do(f"call void @llvm.x86.{name}({text})")
 
 
-Place = Callable[[int], str]
-"""The address of a tile: below the first one or beside it, by its number."""
+Place = Callable[[int, int], str]
+"""The address of a tile: below the first one or beside it, by its number, and by the number of the piece."""
 
 
 def add_products(
-    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value]
-) -> None:
+    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value],
+    products: tuple[tuple[int, int], ...] = ((0, 0),),
+) -> None:  # fmt: skip
     """Add the products of one step to the sums of a block, of so many tiles side by side. Of each side: where a tile
-    is, and bytes between its rows.
+    is, and bytes between its rows. `products` says which pieces of numbers are multiplied.
     """
-    (left_at, left_step), (right_at, right_step) = left, right
-    if block.across <= block.down:
-        for j, register in enumerate(block.right[:across]):
-            code.load(register, right_at(j), right_step)
-        for i in range(block.down):
-            register = block.left[i % len(block.left)]
-            code.load(register, left_at(i), left_step)
-            for j in range(across):
-                code.multiply(i * block.across + j, register, block.right[j])
-        return
-    for i, register in enumerate(block.left):
-        code.load(register, left_at(i), left_step)
-    for j in range(across):
-        register = block.right[j % len(block.right)]
-        code.load(register, right_at(j), right_step)
-        for i in range(block.down):
-            code.multiply(i * block.across + j, block.left[i], register)
+    held: dict[int, tuple[int, int]] = {}  # of each register, the tile and its piece: it is not loaded twice in a row
+
+    def load(register: int, side: tuple[Place, Value], tile: int, piece: int) -> None:
+        if held.get(register) != (tile, piece):
+            code.load(register, side[0](tile, piece), side[1])
+            held[register] = tile, piece
+
+    for left_piece, right_piece in products:
+        if block.across <= block.down:
+            for j, register in enumerate(block.right[:across]):
+                load(register, right, j, right_piece)
+            for i in range(block.down):
+                register = block.left[i % len(block.left)]
+                load(register, left, i, left_piece)
+                for j in range(across):
+                    code.multiply(i * block.across + j, register, block.right[j])
+            continue
+        for i, register in enumerate(block.left):
+            load(register, left, i, left_piece)
+        for j in range(across):
+            register = block.right[j % len(block.right)]
+            load(register, right, j, right_piece)
+            for i in range(block.down):
+                code.multiply(i * block.across + j, block.left[i], register)
 
 
 def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:

@@ -36,6 +36,10 @@ ALGORITHMS = (
     Algorithm("direct", "depthwise channels", "depthwise.channels_plan", "depthwise.channels_kernel"),
     Algorithm("direct", "tiles", "amx.gather_plan", "amx.gather_kernel"),
     Algorithm("direct", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
+    Algorithm("bf16x6", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("bf16x6", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
+    Algorithm("bf16x3", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("bf16x3", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
