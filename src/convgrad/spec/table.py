@@ -178,8 +178,8 @@ _weights_shape = Attr("weights_shape", "s64[]", "shape of diff_weights", (0,) * 
 _common = (_strides, _pads_begin, _pads_end, _dilations, _auto_pad, _groups, _data_format)
 ALGORITHMS = {
     "direct": "exactly the products of the definition",
-    "bf16x6": "f32 in three pieces of bf16, of which six products are summed: on CPUs with tile registers (Intel's AMX)",
-    "bf16x3": "f32 in two pieces of bf16, of which three products are summed: the same, faster and less exact",
+    "bf16x6": "f32 in three pieces of bf16, of which six products are summed, on CPUs with tile registers (AMX)",
+    "bf16x3": "f32 in two pieces of bf16, of which three products are summed: faster and less exact",
 }
 
 EXTENSIONS = (

@@ -60,7 +60,7 @@ def write(plan: TileGather) -> str:
 
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
-    layer, positions, box = plan.layer, plan.positions, plan.pack
+    positions, box = plan.positions, plan.pack
     inputs, results = _elements(plan)
     moved = replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)

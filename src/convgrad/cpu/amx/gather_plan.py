@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from ...backend import Refusal
 from ...spec.problem import Problem
 from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
@@ -16,12 +17,12 @@ from ..pack.box import PackBox, Packer, packer
 from ..pack.unpack import Staging, unpacker
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
-from ..plan.records import pitch
+from ..plan.records import pitch, unserved
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
 from .records import Code, Parts, Positions, TileGather
-from .split import Split, multiplied, split
+from .split import Split, hindrance, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
@@ -30,22 +31,27 @@ SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
 SPLIT_CHUNK = 32  # channels of weights that a thread splits at a time
 
 
-def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
+def plan(p: Problem, target: Target, threads: int) -> TileGather | Refusal | None:
     """A plan for the results or the data gradient of a problem, if tile registers can compute it well."""
-    how = split(p, target)
-    if p.wanted == "w" or how is None:
+    if p.wanted == "w":
         return None
+    how = split(p, target)
+    if how is None:
+        return unserved(p, hindrance(p, target))
     layer = as_gather(p, target)
     pairs = pairs_of_step(layer.cin)
-    if not pairs or layer.cout < TILE_CHANNELS or prod(layer.out_strides) > MOST_PHASES:
-        return None
+    if not pairs or layer.cout < TILE_CHANNELS:
+        return unserved(p, f"tiles need {TILE_CHANNELS} channels of a group, and numbers that steps divide well")
+    if prod(layer.out_strides) > MOST_PHASES:
+        return unserved(p, f"strides {p.stride} divide the results into more than {MOST_PHASES} phases")
     tuned = tuning(target).registers
     odd = layer.cin % 2
     sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
     positions = lay_out(layer, sums, how, target, threads)
     pack = pack_box(layer, sums, positions, how)
     if odd and pack is not None and pack.packer is Packer.ELEMENTS:
-        return None  # these leave what is beside the last channel as it is
+        # These leave what is beside the last channel as it is.
+        return unserved(p, "an odd number of channels, which are not contiguous in memory, nor are pixels")
     block = shape(layer, positions, pairs, how, tuned)
     blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)

@@ -155,6 +155,12 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def error(self) -> float:
+        """That of a result with all taps; a bias and what is added to are two more terms."""
+        taps = max(1, *(phase.count for phase in self.positions.phases))
+        return self.split.error(taps * self.layer.cin, taps * self.sums.channels // 2 // self.tiles.pairs + 2)
+
+    @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels, with all pieces; a pair is one."""
         return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.block
@@ -302,6 +308,13 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
+
+    @property
+    def error(self) -> float:
+        """That of a weight whose tap lies inside x for all positions."""
+        rows = self.box.number * prod(self.box.sizes[: self.box.flat])
+        positions = prod(a.out for a in self.box.axes)
+        return self.split.error(positions, rows * self.box.long_row // STEP + self.parts.slices)
 
     @property
     def row_room(self) -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...spec.problem import Problem
-from ..target import Target
-from ..plan.bits import TILE_CHANNELS
+from ..target import Target, tile_types
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,15 @@ class Split:
         """Whether numbers are multiplied as they are."""
         return self.pieces == 1
 
+    def error(self, terms: int, steps: int) -> float:
+        """The bound of a sum of so many terms in so many steps, if that of direct sums is 1: see docs/numerics.md."""
+        bound = self.lost / ROUNDOFF + MAGNIFIED * (WITHIN + len(self.products) * steps)
+        return 1.0 if self.whole else max(1.0, bound / terms)
+
+
+ROUNDOFF = 2.0**-24  # of f32
+MAGNIFIED = 1.01  # the most that the magnitudes of the products of pieces amount to, relative to a product
+WITHIN = 16  # roundings of a product before it is added to the sums: of fifteen others, and of even and odd ones
 
 # Each product but the first shares a piece with the one before, which is then in registers already.
 SPLITS = {
@@ -37,18 +45,34 @@ SPLITS = {
 """By algorithm and type, where tiles do not multiply that type itself."""
 
 
-def split(p: Problem, target: Target) -> Split | None:
-    """How a problem's numbers are multiplied in tiles; None if they are not."""
-    if p.algorithm == "direct" and target.tiles.multiply(p.dtype):
+def wanted(p: Problem, target: Target) -> Split | None:
+    """How a problem's numbers would be multiplied in tiles, if the system lets this process use them; None if not."""
+    if p.algorithm == "direct" and p.dtype in target.tiles.dtypes:
         return Split(p.dtype)
     found = SPLITS.get((p.algorithm, p.dtype))
-    return found if found is not None and target.tiles.multiply(found.dtype) else None
+    return found if found is not None and found.dtype in target.tiles.dtypes else None
+
+
+def split(p: Problem, target: Target) -> Split | None:
+    """How a problem's numbers are multiplied in tiles; None if they are not."""
+    return None if target.tiles.refused else wanted(p, target)
+
+
+def hindrance(p: Problem, target: Target) -> str:
+    """Why tiles do not multiply the numbers of a problem by the algorithm that it asks for."""
+    able = [dtype for algorithm, dtype in SPLITS if algorithm == p.algorithm]
+    if p.dtype not in able:
+        return f"{p.algorithm} is for {' and '.join(able)}, not for {p.dtype}"
+    needs = f"{p.algorithm} needs tile registers (Intel's AMX)"
+    if target.tiles.refused:
+        return f"{needs}: {target.tiles.refused}"
+    has = bool(tile_types(target.features))
+    return f"{needs}, which {'CONVGRAD_TARGET leaves out' if has else 'this machine does not have'}"
 
 
 def multiplied(dtype: str, how: Split) -> str:
     """What tiles multiply, in words."""
     if how.whole:
         return f"tile registers multiply {dtype} (AMX)"
-    return f"{dtype} is split into {how.pieces - 1} pieces of {how.dtype}, of which tile registers (AMX) take " + (
-        f"{len(how.products)} products"
-    )
+    made = f"{dtype} is split into {how.pieces - 1} pieces of {how.dtype}"
+    return f"{made}, of which tile registers (AMX) take {len(how.products)} products"

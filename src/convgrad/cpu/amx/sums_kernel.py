@@ -65,7 +65,7 @@ def write(plan: TileSums) -> str:
 
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
-    sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
+    box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
     wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from ...backend import Refusal
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..pack.box import PackBox, packer
@@ -23,23 +24,25 @@ from ..plan.bits import (
     TILE_UNIT,
     most_packed_stride,
 )
-from ..plan.records import Packed, pitch, up
+from ..plan.records import Packed, pitch, unserved, up
 from ..plan.tuning import RegisterTuning, converts_f16, tuning
 from ..target import Target
 from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
 from .records import Axis, Box, Sides, SumParts, TileSums
-from .split import Split, multiplied, split
+from .split import Split, hindrance, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 
-def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
+def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     """A plan for a weight gradient, if tile registers can compute it well."""
+    if p.wanted != "w":
+        return None
     how = split(p, target)
-    if p.wanted != "w" or how is None:
-        return None
+    if how is None:
+        return unserved(p, hindrance(p, target))
     if min(p.cx, p.cy) < TILE_CHANNELS:
-        return None
+        return unserved(p, f"tiles need {TILE_CHANNELS} channels of a group")
     shape, tuned = simplify(p), tuning(target).registers
     group, y_step, x_step = shape.w_channel
     sides = Sides(
