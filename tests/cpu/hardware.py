@@ -30,7 +30,7 @@ from convgrad.cpu.amx.permission import refusal  # noqa: E402
 from convgrad.cpu.amx.tiles import INSTRUCTIONS, TileCode, configuration  # noqa: E402
 from convgrad.cpu.compile import jit  # noqa: E402
 from convgrad.cpu.ir.builder import Module  # noqa: E402
-from convgrad.cpu.target import Target, Tiles, named, native, tile_types  # noqa: E402
+from convgrad.cpu.target import Target, Tiles, native, tile_types  # noqa: E402
 from convgrad.cpu.threads.count import available  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
 from cpu.named import TILED  # noqa: E402
@@ -253,7 +253,7 @@ def ends_of_processes(machine: Target) -> None:
 
 def once() -> None:
     """One call, in a process of its own."""
-    machine = emulated() if sys.argv[1] == "True" else named("amx")
+    machine = emulated() if sys.argv[1] == "True" else native()
     if not machine.tiles.emulated and refusal():
         print("refused")
         return
@@ -311,7 +311,7 @@ def main() -> int:
         print(f"This machine has tile registers (AMX), but {reason}.")
         return 1
     else:
-        machine = named("amx")
+        machine = native()
     print(f"{machine.cpu}, tiles of {', '.join(machine.tiles.dtypes)}, {available()} CPUs", flush=True)
     failed = run(machine, tests)
     print(f"{failed} of {len(tests)} failed" if failed else f"all {len(tests)} passed")

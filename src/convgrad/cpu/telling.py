@@ -118,7 +118,8 @@ def _tiles(plan: TileGather, names: Names) -> Telling:
 
 def _tile_sums(plan: TileSums, names: Names) -> Telling:
     how = f"each weight of {names['w']} sums its products over all pixels of {names['x']} and {names['y']}"
-    tile = f"{plan.rows} channels of {names['x']} x {plan.block} of {names['y']}: {_registers(plan)}"
+    rows, columns = (names["y"], names["x"]) if plan.sides.swapped else (names["x"], names["y"])
+    tile = f"{plan.rows} channels of {rows} x {plan.block} of {columns}: {_registers(plan)}"
     tasks = f"{_tasks(plan)}, each a part of {names['w']}"
     if plan.parts.slices > 1:
         tasks += f" over one of {plan.parts.slices} parts of the pixels"

@@ -14,10 +14,12 @@ from ...spec.problem import Problem
 from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer, packer
-from ..pack.unpack import Staging, unpacker
-from ..plan.axes import longest, offsets
+from ..pack.unpack import Staging, Unpacker, unpacker
+from ..pack.weights import PackWeights
+from ..plan.axes import longest, offsets, spans
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
-from ..plan.records import pitch, unserved
+from ..plan.prefetch import Prefetch, lines
+from ..plan.records import pitch, unserved, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
@@ -55,11 +57,14 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | Refusal | Non
     block = shape(layer, positions, pairs, how, tuned)
     blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
+    parts = cut_channels(layer, tile, positions, how, threads, tuned)
+    many = p.bytes > (target.own_l2 or target.l2)
     made = TileGather(
-        layer, tile, sums, block, positions, pack,
-        choose_weight_packer(layer, tile, sums if how.whole else Sums(layer.cin, SPLIT_CHUNK, False, False, 0)),
-        cut_channels(layer, tile, positions, threads, tuned), code(target, p.out_dtype),
-        stage_results(layer, tile, positions), work(layer, positions, block, how, tuned), how, threads=threads,
+        layer, tile, sums, block, positions, pack, pack_weights(layer, tile, sums, how, threads), parts,
+        code(target, p.out_dtype), stage_results(layer, tile, positions),
+        prefetch_next(layer, positions, parts, block) if many and tuned.fetches_input else None,
+        many and tuned.fetches_results and writes_tiles(layer), work(layer, positions, block, how, tuned), how,
+        threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -110,7 +115,8 @@ def _box(layer: Layer, step: int, room: int) -> list[int]:
     def fits(trial: list[int]) -> bool:
         axes = [axis(a, layer.forward, b) for a, b in zip(layer.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
-        return entries * step * 2 + prod(trial) * 2 * STEP * layer.item <= room
+        results = layer.cout * layer.out_size if writes_tiles(layer) else 2 * STEP * layer.item
+        return entries * step * 2 + prod(trial) * results <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -160,6 +166,16 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions, how: Split) -> Pack
     return replace(box, packer=packer(box, COLUMNS))
 
 
+def pack_weights(layer: Layer, tile: Tile, sums: Sums, how: Split, threads: int) -> PackWeights:
+    """How weights are packed: in parts, if there are too few blocks of channels for all threads, or to be split."""
+    if not how.whole:
+        return choose_weight_packer(layer, tile, Sums(layer.cin, SPLIT_CHUNK, False, False, 0))
+    found = choose_weight_packer(layer, tile, sums)
+    wanted, steps = ceil(2 * threads / (layer.groups * tile.blocks)), sums.channels // 2
+    part = up(ceil(steps / wanted), COLUMNS)
+    return replace(found, part=part) if part < steps else found
+
+
 # Registers.
 
 
@@ -182,16 +198,38 @@ def work(layer: Layer, positions: Positions, block: Block, how: Split, tuned: Re
     return steps * len(positions.taps) * len(how.products) * (max(multiplied, loaded) + loaded / 4)
 
 
-def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
+def cut_channels(
+    layer: Layer, tile: Tile, positions: Positions, how: Split, threads: int, tuned: RegisterTuning
+) -> Parts:
     """Parts of the channels of a box, if boxes are too few for all threads."""
     tasks = layer.groups * positions.number
     wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
     blocks = ceil(tile.blocks / wanted)
-    return Parts(ceil(tile.blocks / blocks), blocks)
+    return Parts(ceil(tile.blocks / blocks), blocks, side_by_side(layer, tile, how, blocks, tuned))
 
 
-def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging:
-    """How sums are written to the tensor, of one phase."""
+def side_by_side(layer: Layer, tile: Tile, how: Split, blocks: int, tuned: RegisterTuning) -> int:
+    """Blocks of channels that are computed for some positions before the next: their weights have room in a cache.
+
+    Sums that wait until a block of channels is complete are of that block alone.
+    """
+    if not writes_tiles(layer):
+        return 1
+    panel = layer.taps * up(layer.cin, 2) * tile.block * 2 * how.pieces
+    room = int((tile.target.own_l2 or tile.target.l2) * tuned.panels)
+    parts = ceil(blocks / max(1, min(blocks, room // panel)))
+    return ceil(blocks / parts)
+
+
+def writes_tiles(layer: Layer) -> bool:
+    """Whether sums are written tile by tile: channels are contiguous in the tensor."""
+    return unpacker(layer.out_channel[1], 0, COLUMNS) is Unpacker.CHANNELS
+
+
+def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging | None:
+    """How sums of one phase wait and are written to the tensor; None if they are written tile by tile."""
+    if writes_tiles(layer):
+        return None
     steps, channel_step = tuple(a.out_step * a.out_stride for a in positions.axes), layer.out_channel[1]
     return Staging(
         unpacker(channel_step, steps[-1], COLUMNS), positions.extents, steps, channel_step, tile.block,
@@ -210,6 +248,18 @@ def row_contiguous(positions: Positions) -> bool:
     rows, columns = positions.axes[2:]
     plain = rows.out_stride == columns.out_stride == columns.out_step == 1
     return plain and columns.out == positions.extents[3] == rows.out_step
+
+
+def prefetch_next(layer: Layer, positions: Positions, parts: Parts, block: Block) -> Prefetch | None:
+    """What is prefetched while a box is computed: the input of the next one. None if tiles have no steps for it."""
+    if positions.number * layer.groups == 1:
+        return None
+    sizes, phases = positions.sizes, sum(phase.count > 0 for phase in positions.phases)
+    calls = parts.blocks * phases * tiles_of(sizes, positions.extents, positions.flat, block.height)
+    axes = zip(layer.axes, sizes, strict=True)
+    counts, steps = zip(*(spans(a, box, layer.forward) for a, box in axes), strict=True)
+    region = lines(counts, steps, layer.cin, layer.in_channel[1], layer.size)
+    return Prefetch((region,), calls, ceil(layer.cin / (2 * block.pairs)))
 
 
 def reasons(plan: TileGather) -> tuple[str, ...]:

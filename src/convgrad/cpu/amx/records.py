@@ -18,6 +18,7 @@ from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
 from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
+from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
 from .split import Split
@@ -108,6 +109,7 @@ class Parts:
 
     parts: int
     blocks: int  # of channels, in a part
+    together: int  # of these blocks, computed for some positions before the next positions
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class TileGather(Nest):
     weights: PackWeights
     parts: Parts
     code: Code
-    staging: Staging
+    staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
+    prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
+    fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
     split: Split  # how numbers are split into those that tiles multiply
 
@@ -161,6 +165,28 @@ class TileGather(Nest):
         return self.split.error(taps * self.layer.cin, taps * self.sums.channels // 2 // self.tiles.pairs + 2)
 
     @property
+    def copies_lines(self) -> bool:
+        """Whether inputs are packed by copies of whole lines."""
+        pack = self.pack
+        return pack is not None and pack.packer in (Packer.COPY_ROWS, Packer.COPY_PIXELS) and pack.pitch % STEP == 0
+
+    @property
+    def fetched_lines(self) -> int:
+        """Lines that a step prefetches, so that a tile with few taps has its portion."""
+        if self.prefetch is None:
+            return 0
+        taps = min((phase.count for phase in self.positions.phases if phase.count), default=1)
+        return ceil(self.prefetch.lines_per_call / (taps * self.prefetch.steps))
+
+    @property
+    def weight_parts(self) -> int:
+        """Parts in which the weights of one block of channels are packed."""
+        if not self.split.whole:
+            return ceil(self.weights.channels / self.weights.chunk)
+        part = self.weights.part
+        return 1 if part is None else ceil(self.sums.channels // 2 / part)
+
+    @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels, with all pieces; a pair is one."""
         return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.block
@@ -177,9 +203,28 @@ class TileGather(Nest):
         return self.layer.taps * self.weights.chunk * self.block
 
     @property
+    def out_steps(self) -> Ints:
+        """Elements of the tensor between the results of neighbouring positions along each axis."""
+        return tuple(a.out_step * a.out_stride for a in self.positions.axes)
+
+    @property
+    def lists_places(self) -> bool:
+        """Whether the places of a long row are listed with where they are in the tensor: those of one axis need not."""
+        return self.staging is None and self.positions.flat < len(self.positions.axes) - 1
+
+    @property
     def staged(self) -> int:
-        """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
+        """Elements of the sums that wait: of a tile, and a row for what is not written to the tensor; or of a box for
+        one block of channels, and what is written or read beyond them.
+        """
+        if self.staging is None:
+            return (self.rows + 1) * self.block
         return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
+
+    @property
+    def places(self) -> int:
+        """Places of a long row, of the tile at its end, and of another one that is prefetched."""
+        return prod(self.positions.extents[self.positions.flat :]) + 2 * self.rows
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -196,6 +241,8 @@ class TileGather(Nest):
             shared("bias", blocks * self.block if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staged),
+            per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * 8 // self.item),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
             *((per_thread("raw_weights", self.raw_weights),) if not self.split.whole else ()),
         )
@@ -215,6 +262,7 @@ class Sides:
     y_channel: Ints
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
+    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
 
     @property
     def size(self) -> int:

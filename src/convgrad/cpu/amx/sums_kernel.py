@@ -16,6 +16,7 @@ from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
 from ..ir.pieces import Pieces
+from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
@@ -24,6 +25,7 @@ from .pieces import split_rows, transpose_rows
 from .records import TileSums
 from .tiles import STEP, TileCode, add_products, each_sum, emulation
 
+COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
 
@@ -68,11 +70,12 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors
+    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, wide if box.row_packed else moved, box.x_pack, clear),
+        inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
         *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
         _pairs_of_y(m, plan, moved, clear),
         _tile(m, plan, emulated, plan.vectors),
@@ -259,7 +262,8 @@ class _Kernel:
         """Where the first channels of a part are, in x and in y."""
         f, sides, storage = self.f, self.plan.sides, self.functions.inputs.storage
         places = []
-        for name, first, step in (("x", here.row, sides.x_channel), ("y", here.column, sides.y_channel)):
+        x, y = "yx" if sides.swapped else "xy"
+        for name, first, step in ((x, here.row, sides.x_channel), (y, here.column, sides.y_channel)):
             at = f.add(f.mul(here.group, step[0]), f.mul(first, step[1]))
             places.append(f.at(self.frame.tensors[name], at, storage))
         return places[0], places[1]

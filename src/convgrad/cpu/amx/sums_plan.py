@@ -13,6 +13,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..pack.box import PackBox, packer
 from ..pack.unpack import Staging, unpacker
+from ..plan.axes import Axis as Geometry
 from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
 from ..plan.bits import (
     MOST_SLICES,
@@ -44,23 +45,46 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     if min(p.cx, p.cy) < TILE_CHANNELS:
         return unserved(p, f"tiles need {TILE_CHANNELS} channels of a group")
     shape, tuned = simplify(p), tuning(target).registers
+    plain = all(a.k == 1 and a.pad == 0 and (a.y - 1) * a.stride < a.x for a in shape.axes)
+    swapped = plain and packing(shape, swapped=True) < packing(shape, swapped=False)
+    if swapped:
+        shape = swap(shape)
     group, y_step, x_step = shape.w_channel
     sides = Sides(
-        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (p.cx, p.cy), shape.x_channel, shape.y_channel,
-        (group, x_step, y_step), p.accumulate,
+        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (shape.cx, shape.cy), shape.x_channel,
+        shape.y_channel, (group, x_step, y_step), p.accumulate, swapped,
     )  # fmt: skip
     axes = cut_positions(p, shape, how, target)
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
     box = lay_out(sides, shape, axes, parts, target)
     block = choose_tiles(parts, tuned)
-    plain = all(a.k == 1 and a.pad == 0 for a in shape.axes) and len(box.runs) == 1 == prod(box.sizes[: box.flat])
+    plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
         tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
         len(how.products) * work(sides, box, parts, block, tuned), how, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
+
+
+# Which of x and y is which.
+
+
+def packing(shape: Shape, *, swapped: bool) -> int:
+    """What it takes to pack a position, about: rows of x are transposed unless its pixels are contiguous, and pairs of
+    y are, if they are.
+    """
+    x, y = (shape.cx, shape.x_channel[1] == 1), (shape.cy, shape.y_channel[1] == 1)
+    (rows, rows_transposed), (pairs, pairs_contiguous) = (y, x) if swapped else (x, y)
+    return rows * (5 if rows_transposed else 1) + pairs * (1 if pairs_contiguous else 6)
+
+
+def swap(shape: Shape) -> Shape:
+    """A problem without a kernel in which x and y have changed places: each y is multiplied with one x."""
+    axes = tuple(Geometry(a.y, a.y, x_step=a.y_step, y_step=a.x_step * a.stride, w_step=a.w_step) for a in shape.axes)
+    group, y_step, x_step = shape.w_channel
+    return Shape(axes, shape.g, shape.cy, shape.cx, shape.y_channel, shape.x_channel, (group, x_step, y_step))
 
 
 # Boxes of positions.

@@ -129,22 +129,21 @@ def add_products(
             code.load(register, side[0](tile, piece), side[1])
             held[register] = tile, piece
 
+    # Loads are not gathered at the beginning: products are taken as soon as their factors are there.
     for left_piece, right_piece in products:
         if block.across <= block.down:
-            for j, register in enumerate(block.right[:across]):
-                load(register, right, j, right_piece)
             for i in range(block.down):
                 register = block.left[i % len(block.left)]
                 load(register, left, i, left_piece)
                 for j in range(across):
+                    load(block.right[j], right, j, right_piece)
                     code.multiply(i * block.across + j, register, block.right[j])
             continue
-        for i, register in enumerate(block.left):
-            load(register, left, i, left_piece)
         for j in range(across):
             register = block.right[j % len(block.right)]
             load(register, right, j, right_piece)
             for i in range(block.down):
+                load(block.left[i], left, i, left_piece)
                 code.multiply(i * block.across + j, block.left[i], register)
 
 

@@ -143,6 +143,11 @@ class RegisterTuning:
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
+    panels: float = (
+        0.5  # part of the second-level cache that the weights of blocks take which are computed side by side
+    )
+    fetches_input: bool = True  # of the next box, while one is computed
+    fetches_results: bool = True  # the memory of a tile's results, while the one before is written
 
 
 @dataclass(frozen=True)
