@@ -109,8 +109,9 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
 
 def _pieces(plan: TileGather) -> Pieces:
     """How numbers are split as they are packed."""
-    step = plan.positions.pitch // plan.split.pieces
-    return Pieces(plan.layer.dtype, plan.lanes, "bfloat", plan.layer.converts_f16, count=plan.split.pieces, step=step)
+    layer, pieces = plan.layer, plan.split.pieces
+    step = plan.positions.pitch // pieces
+    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
 
 
 def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:

@@ -81,7 +81,8 @@ def pairs_of_step(channels: int) -> int:
 
 def code(target: Target, out_dtype: str) -> Code:
     """How instructions are written."""
-    return Code(target.tiles.emulated, out_dtype == "bf16" and "+avx512bf16" in target.features.split(","))
+    has = "+avx512bf16" in target.features.split(",")
+    return Code(target.tiles.emulated, out_dtype == "bf16" and has, has)
 
 
 # Positions.

@@ -117,7 +117,8 @@ class Code:
     """How tile instructions are written."""
 
     emulated: bool  # as calls of plain code that does the same
-    rounds_bf16: bool  # the machine has an instruction that rounds to bf16
+    rounds_bf16: bool  # the machine has an instruction that rounds to bf16, and results are rounded by it
+    splits_bf16: bool  # the machine has it, and pieces of numbers are made by it
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
 def _pieces(plan: TileSums, step: int) -> Pieces:
     """How numbers are split, whose pieces then lie a step apart."""
     sides, pieces = plan.sides, plan.split.pieces
-    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, count=pieces, step=step)
+    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
