@@ -27,7 +27,7 @@ from .emulation import Emulation
 from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import STEP, TileCode, add_products, each_sum, emulation
+from .tiles import STEP, Place, TileCode, add_products, each_sum, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -127,7 +127,6 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
     fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
     row, right_row = plan.block * item, across * plan.lanes
     pairs = plan.sums.channels // 2
-    left_piece, right_piece = plan.positions.pitch // plan.split.pieces, plan.layer.taps * pairs * right_row
 
     def start(register: int, _: int, j: int) -> None:
         if plan.layer.bias is None:
@@ -136,7 +135,6 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
             code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
 
     each_sum(block, across, start)
-    left_row = 2 * plan.positions.steps[-1]
     with f.loop(0, count) as t:
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
@@ -147,18 +145,27 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
             right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
             if fetch is not None:
                 fetch.step()
-            add_products(
-                code, block, across,
-                (lambda i, n, at=left_at: f.at(at, i * block.rows * left_row + 2 * n * left_piece, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, n, at=right_at: f.at(at, j * plan.lanes + n * right_piece, plan.sum), right_row * item),  # type: ignore[misc]
-                plan.split.products,
-            )  # fmt: skip
+            add_products(code, block, across, *_factors(f, plan, across, (left_at, right_at)), plan.split.products)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
 
     each_sum(block, across, keep)
     return f
+
+
+def _factors(
+    f: Function, plan: TileGather, across: int, first: tuple[str, str]
+) -> tuple[tuple[Place, int], tuple[Place, int]]:
+    """Of the inputs and of the weights of a step: where tiles are, given the first ones, and bytes between rows."""
+    (left, right), pieces = first, plan.split.pieces
+    row, piece = 2 * plan.positions.steps[-1], 2 * plan.positions.pitch // pieces
+    right_row = across * plan.lanes
+    right_piece = plan.layer.taps * plan.sums.channels // 2 * right_row
+    return (
+        (lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
+        (lambda j, n: f.at(right, j * plan.lanes + n * right_piece, plan.sum), right_row * plan.item),
+    )
 
 
 @dataclass(frozen=True)
