@@ -25,7 +25,7 @@ from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
 from .records import Code, Parts, Positions, TileGather
 from .split import Split, hindrance, multiplied, split
-from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
 SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
 """Tiles of sums below each other and side by side, with room for factors in the other registers."""
@@ -98,14 +98,29 @@ def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) 
         box = _for_threads(layer, box, threads, tuned)
         axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
         counts = tuple(a.pack.count for a in axes)
-        flat = min(range(len(axes)), key=lambda flat: (tiles_of(tuple(box), counts, flat, ROWS), -flat))
         steps = tuple(prod(counts[i + 1 :]) * step for i in range(len(counts)))
-        return Positions(axes, flat, False, step, steps, *phases_of(layer.axes, axes, step))
+        found = Positions(axes, 0, False, step, steps, *phases_of(layer.axes, axes, step))
+        return replace(found, flat=_long_axis(layer, found, how, tuned))
     fewer = _for_threads(layer, box, threads, tuned)
     box = fewer if _lies_in_place(layer, fewer[-1]) else box
     axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
     steps = tuple(a.in_stride * a.pack.stride for a in axes)
     return Positions(axes, len(axes) - 1, True, steps[-1], steps, *phases_of(layer.axes, axes, 0))
+
+
+def _long_axis(layer: Layer, positions: Positions, how: Split, tuned: RegisterTuning) -> int:
+    """The axis from which on positions are one long row, so that there are few tiles; if numbers are split, so that
+    these take the least time: to load pieces again takes longer than to compute some positions in vain.
+    """
+    counts = tuple(a.pack.count for a in positions.axes)
+
+    def cost(flat: int) -> float:
+        if how.whole:
+            return tiles_of(positions.sizes, counts, flat, ROWS)
+        trial = replace(positions, flat=flat)
+        return work(layer, trial, shape(layer, trial, pairs_of_step(layer.cin), how, tuned), how, tuned)
+
+    return min(range(len(counts)), key=lambda flat: (cost(flat), -flat))
 
 
 def _box(layer: Layer, step: int, room: int) -> list[int]:
@@ -194,9 +209,9 @@ def work(layer: Layer, positions: Positions, block: Block, how: Split, tuned: Re
     """Cycles in which tiles are multiplied or loaded."""
     tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
-    multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
-    loaded = tuned.load * (block.down + block.across)
-    return steps * len(positions.taps) * len(how.products) * (max(multiplied, loaded) + loaded / 4)
+    multiplied = len(how.products) * max(tuned.multiply * block.down * block.across, tuned.latency)
+    loaded = tuned.load * sum(loads(block, how.products))
+    return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
 
 
 def cut_channels(

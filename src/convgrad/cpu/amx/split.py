@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...spec.problem import Problem
 from ..target import Target, tile_types
+from .tiles import Products
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Split:
 
     dtype: str  # of the pieces, or of the number itself
     pieces: int = 1  # 0 and 1 are both the largest, 0 alone has infinities and NaN
-    products: tuple[tuple[int, int], ...] = ((0, 0),)  # of a piece on the left and one on the right, in order
+    products: Products = ((0, 0),)
     lost: float = 0.0  # the most that products left out and rounded pieces amount to, relative to a product
 
     @property

@@ -32,7 +32,7 @@ from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
 from .records import Axis, Box, Sides, SumParts, TileSums
 from .split import Split, hindrance, multiplied, split
-from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
 
 def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
@@ -58,7 +58,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
     box = lay_out(sides, shape, axes, parts, target)
-    block = choose_tiles(parts, tuned)
+    block = choose_tiles(parts, how, tuned)
     plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
@@ -199,13 +199,14 @@ def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
 # Registers.
 
 
-def choose_tiles(parts: SumParts, tuned: RegisterTuning) -> Block:
+def choose_tiles(parts: SumParts, how: Split, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
 
     def cost(block: Block) -> float:
         blocks = ceil(parts.rows / block.height) * ceil(parts.columns / block.width)
-        multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
-        return blocks * max(multiplied, tuned.load * (2 * block.down + block.across))
+        multiplied = len(how.products) * max(tuned.multiply * block.down * block.across, tuned.latency)
+        rows, columns = loads(block, how.products)
+        return blocks * max(multiplied, tuned.load * (2 * rows + columns))
 
     return min((Block(ROWS, PAIRS, *shape) for shape in SHAPES), key=cost)
 
