@@ -207,6 +207,7 @@ TILED = {
         "3x3": ("xyw", "n2 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"),
         "3x3 channels first": ("xyw", "n2 g1 cx64 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1"),
         "1x1 in place": ("xyw", "n2 g1 cx64 cy128 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"),
+        "1x1 in place, few channels": ("xy", "n2 g1 cx40 cy48 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc"),
         "stride, groups, dilation": ("xyw", "n2 g2 cx32 cy40 x15x15 w3x3 y7x8 s2x2 d2x1 p1x1 x@nxc y@nxc"),
         "odd channels": ("xy", "n1 g1 cx47 cy31 x9x12 w2x3 y8x10 s1x1 d1x1 p0x0 x@nxc y@nxc"),
         "a bias, sums kept": ("xy", "n2 g1 cx48 cy80 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 out:f32 bias"),

@@ -22,12 +22,14 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
-from ..plan.prefetch import Prefetch
+from ..target import LINE
+from .copy import copy_positions
 from .emulation import Emulation
+from .gather_tile import tile_function
 from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import STEP, Place, TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -42,6 +44,7 @@ class _Functions:
     pack_weights: Function
     split_weights: Function | None  # None: they are packed as tiles read them
     pack: Function | None  # None: inputs are read where they lie
+    copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
@@ -68,26 +71,30 @@ def write(plan: TileGather) -> str:
 
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
-    positions, box = plan.positions, plan.pack
-    inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)
-    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
+    positions, (inputs, results) = plan.positions, _elements(plan)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
-    clear = zero(m, moved)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
         None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
-        None if box is None else pack_box(m, copied, box, clear),
-        _tile(m, plan, emulated, plan.vectors),
-        _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
+        *_pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
+        tile_function(m, plan, emulated, plan.vectors),
+        tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
-        list_places(m, plan) if plan.lists_places else None,
+        list_places(m, plan),
         m.table("registers", plan.tiles.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
         m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
         m.table("runs", [start for run in positions.runs for start in run]),
     )  # fmt: skip
+
+
+def _pack(m: Module, plan: TileGather, moved: Elements) -> tuple[Function | None, Function | None]:
+    """What packs a box of the input, or copies it if it is read where it lies."""
+    if plan.pack is None:
+        return None, copy_positions(m, moved, plan) if plan.copies_unaligned else None
+    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
+    return pack_box(m, copied, plan.pack, zero(m, moved)), None
 
 
 def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
@@ -114,60 +121,6 @@ def _pieces(plan: TileGather) -> Pieces:
     return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
 
 
-def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
-    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, what
-    is prefetched, and a file of registers).
-    """
-    block, item = plan.tiles, plan.item
-    fetched = ["p:base", "p:offsets"] if plan.prefetch else []
-    file = ["p:file"] if emulated else []
-    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *fetched, *file])
-    left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.split.dtype, emulated, rest[-1] if emulated else "")
-    fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
-    row, right_row = plan.block * item, across * plan.lanes
-    pairs = plan.sums.channels // 2
-
-    def start(register: int, _: int, j: int) -> None:
-        if plan.layer.bias is None:
-            code.clear(register)
-        else:
-            code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
-
-    each_sum(block, across, start)
-    with f.loop(0, count) as t:
-        tap = f.at(taps, f.mul(t, 2), "i64")
-        number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
-        left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
-        with f.loop(0, pairs // block.pairs) as step:
-            left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
-            if fetch is not None:
-                fetch.step()
-            add_products(code, block, across, *_factors(f, plan, across, (left_at, right_at)), plan.split.products)
-
-    def keep(register: int, i: int, j: int) -> None:
-        code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
-
-    each_sum(block, across, keep)
-    return f
-
-
-def _factors(
-    f: Function, plan: TileGather, across: int, first: tuple[str, str]
-) -> tuple[tuple[Place, int], tuple[Place, int]]:
-    """Of the inputs and of the weights of a step: where tiles are, given the first ones, and bytes between rows."""
-    (left, right), pieces = first, plan.split.pieces
-    row, piece = 2 * plan.positions.steps[-1], 2 * plan.positions.pitch // pieces
-    right_row = across * plan.lanes
-    right_piece = plan.layer.taps * plan.sums.channels // 2 * right_row
-    return (
-        (lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
-        (lambda j, n: f.at(right, j * plan.lanes + n * right_piece, plan.sum), right_row * plan.item),
-    )
-
-
 @dataclass(frozen=True)
 class _Input:
     """The input of a box."""
@@ -186,23 +139,6 @@ class _Phase:
     result: str  # where the first one is
     counts: list[Value]  # along each axis
     taps: tuple[str, Value]  # in the table, and how many
-
-
-class Lines:
-    """Prefetches one portion of lines, so many at each step."""
-
-    def __init__(self, f: Function, prefetch: Prefetch, each: int, base: str, offsets: str) -> None:
-        self.f, self.prefetch, self.each, self.base, self.offsets = f, prefetch, each, base, offsets
-        self.position = f.variable("i64", 0)
-
-    def step(self) -> None:
-        """Prefetch the next lines; at the end the last one again."""
-        f, last = self.f, self.prefetch.lines_per_call - 1
-        index = f.get(self.position, "i64")
-        f.set(self.position, "i64", f.add(index, self.each))
-        for i in range(self.each):
-            offset = f.load(f.at(self.offsets, f.min(f.add(index, i), last), "i64"), "i64", 8)
-            f.prefetch(f.at(self.base, offset, "i8"))
 
 
 class _Kernel:
@@ -288,9 +224,8 @@ class _Kernel:
         positions, storage = plan.positions, functions.inputs.storage
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
-            return f.at(
-                origin, f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True))), storage
-            )
+            shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
+            return self._aligned(f.at(origin, shift, storage), start)
         with f.loop(0, len(positions.runs)) as run:
             row = f.at(functions.runs, f.mul(run, len(start)), "i64")
             corner = [
@@ -300,6 +235,16 @@ class _Kernel:
             to = f.at(self.at["packed"], f.mul(run, positions.run_entries * positions.pitch), "i16")
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
+
+    def _aligned(self, source: str, start: list[Value]) -> str:
+        """The input of a box that is read where it lies, or a copy if it does not begin at a line there."""
+        f, copy, axes = self.f, self.functions.copy, self.plan.positions.axes
+        if copy is None:
+            return source
+        whole = f.aligned(source, LINE)
+        with f.when(f.op(f"xor i1 {whole}, true")):
+            f.call(copy, source, self.at["packed"], f.min(f.sub(axes[-1].out, start[-1]), axes[-1].box))
+        return f.op(f"select i1 {whole}, ptr {source}, ptr {self.at['packed']}")
 
     def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
         """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""

@@ -23,7 +23,7 @@ from ..plan.records import pitch, unserved, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
-from .records import Code, Parts, Positions, TileGather
+from .records import Code, Near, Parts, Positions, TileGather
 from .split import Split, hindrance, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
@@ -59,11 +59,13 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | Refusal | Non
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
     parts = cut_channels(layer, tile, positions, how, threads, tuned)
     many = p.bytes > (target.own_l2 or target.l2)
+    ahead = tuned.fetches_input and p.size("x" if layer.wanted == "y" else "y") * layer.size > target.l2
     made = TileGather(
         layer, tile, sums, block, positions, pack, pack_weights(layer, tile, sums, how, threads), parts,
         code(target, p.out_dtype), stage_results(layer, tile, positions),
-        prefetch_next(layer, positions, parts, block) if many and tuned.fetches_input else None,
-        many and tuned.fetches_results and writes_tiles(layer), work(layer, positions, block, how, tuned), how,
+        prefetch_next(layer, positions, parts, block) if ahead else None,
+        Near(tuned.near_inputs, tuned.near_weights), many and tuned.fetches_results and writes_tiles(layer),
+        work(layer, positions, block, how, tuned), how,
         threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
@@ -200,8 +202,9 @@ def shape(layer: Layer, positions: Positions, pairs: int, how: Split, tuned: Reg
     row = long_row(positions.sizes, positions.extents, positions.flat)
     rows = min(ROWS, row)
     shapes = [Block(rows, pairs, down, across) for down, across in SHAPES]
-    if positions.in_place:
-        shapes = [block for block in shapes if block.height <= 2 * ROWS]
+    if positions.in_place:  # no row is shorter than a tile is high
+        last = positions.axes[-1]
+        shapes = [block for block in shapes if block.height <= min(last.box, last.out % last.box or last.box)]
     return min(shapes, key=lambda block: work(layer, positions, block, how, tuned))
 
 
@@ -267,8 +270,8 @@ def row_contiguous(positions: Positions) -> bool:
 
 
 def prefetch_next(layer: Layer, positions: Positions, parts: Parts, block: Block) -> Prefetch | None:
-    """What is prefetched while a box is computed: the input of the next one. None if tiles have no steps for it."""
-    if positions.number * layer.groups == 1:
+    """What is prefetched while a box is computed: the input of the next one, if it is packed."""
+    if positions.in_place or positions.number * layer.groups == 1:
         return None
     sizes, phases = positions.sizes, sum(phase.count > 0 for phase in positions.phases)
     calls = parts.blocks * phases * tiles_of(sizes, positions.extents, positions.flat, block.height)

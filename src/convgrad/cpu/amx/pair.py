@@ -6,6 +6,7 @@ Both are made of [position][channel], elements of two bytes: y as it lies if its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from math import prod
 
@@ -14,7 +15,7 @@ from ..ir.convert import Elements
 from ..ir.pieces import Pieces
 from ..ir.shuffle import transpose
 from ..plan.records import up
-from .records import Box
+from .records import Box, TileSums
 from .tiles import STEP
 
 WIDE = f"<{STEP} x i16>"
@@ -46,6 +47,39 @@ def end_rows(m: Module, n: Elements, box: Box) -> Function:
             n.store(f, "zeroinitializer", f.at(row, entries, n.sum), n.mask(f, first - entries))
         with f.loop(first, box.x_pitch, n.lanes) as e:
             f.store("zeroinitializer", f.at(row, e, n.sum), n.vector, 2)
+    return f
+
+
+def each_long_row(f: Function, box: Box, counts: Sequence[Value], stack: ExitStack) -> tuple[Value, Value]:
+    """Loop over the long rows of a box, so many along each axis: where one begins among the entries, and its number."""
+    entry: Value = 0
+    number: Value = 0
+    for i, count in enumerate(counts):
+        q = stack.enter_context(f.loop(0, count))
+        entry = f.add(entry, f.mul(q, prod(a.pack.count for a in box.axes[i + 1 :])))
+        number = f.add(number, f.mul(q, prod(box.sizes[i + 1 : box.flat])))
+    return entry, number
+
+
+def align_rows(m: Module, plan: TileSums) -> Function | None:
+    """A function that copies what a tap reads of some rows of x to [step][row][32 entries]: (from, to, long rows along
+    each axis, steps of one). None if all rows begin at lines of memory.
+
+    A tile would read two lines for each row that does not, and that takes several times as long.
+    """
+    if not plan.aligns:
+        return None
+    box, rows = plan.box, plan.rows
+    f = m.function("align_rows", ["p:from", "p:to", *(f"i:n{i}" for i in range(box.flat)), "i:steps"])
+    source, to, *counts, steps = f.args
+    with ExitStack() as stack:
+        entry, number = each_long_row(f, box, counts, stack)
+        row_from = f.at(source, entry, "i16")
+        row_to = f.at(to, f.mul(number, box.long_row * rows), "i16")
+        step = stack.enter_context(f.loop(0, steps))
+        for r in range(rows):
+            line = f.load(f.at(row_from, f.add(f.mul(step, STEP), r * box.x_pitch), "i16"), WIDE, 2)
+            f.store(line, f.at(row_to, f.add(f.mul(step, STEP * rows), r * STEP), "i16"), WIDE, 64)
     return f
 
 

@@ -1,4 +1,4 @@
-"""Results written tile by tile, where channels are contiguous: the places of a long row, and where each is in the tensor.
+"""Results written tile by tile, where channels are contiguous: the places of a long row, and where each one is written.
 
 Between the rows of a box there are places that are no positions. What tiles have summed there goes to a row of the
 staging that nobody reads: a branch would often be guessed wrong.
@@ -17,8 +17,12 @@ from .records import TileGather
 NOWHERE = -1 << 62  # the offset of a place that is no position: less than any other
 
 
-def list_places(m: Module, plan: TileGather) -> Function:
-    """A function that lists the offset of the result of each place, in elements: (table, positions of each axis)."""
+def list_places(m: Module, plan: TileGather) -> Function | None:
+    """A function that lists the offset of the result of each place, in elements: (table, positions of each axis). None
+    if they are not listed.
+    """
+    if not plan.lists_places:
+        return None
     positions = plan.positions
     f = m.function("list_places", ["p:table", *(f"i:n{i}" for i in range(len(positions.axes)))])
     table, *counts = f.args
