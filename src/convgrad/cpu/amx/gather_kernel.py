@@ -17,6 +17,7 @@ from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
 from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
@@ -25,6 +26,7 @@ from ..target import LINE
 from .copy import copy_positions
 from .emulation import Emulation
 from .gather_tile import tile_function
+from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
 from .tiles import STEP, TileCode, emulation
@@ -40,6 +42,7 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
+    split_weights: Function | None  # None: they are packed as tiles read them
     pack: Function | None  # None: inputs are read where they lie
     copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
@@ -69,11 +72,12 @@ def write(plan: TileGather) -> str:
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
     positions, (inputs, results) = plan.positions, _elements(plan)
-    emulated = emulation(m, plan.layer.dtype, plan.code.emulated)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        *_pack(m, plan, replace(inputs, sum="i16")),
+        None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
+        *_pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
         tile_function(m, plan, emulated, plan.vectors),
         tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
@@ -110,6 +114,13 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
     return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
 
 
+def _pieces(plan: TileGather) -> Pieces:
+    """How numbers are split as they are packed."""
+    layer, pieces = plan.layer, plan.split.pieces
+    step = plan.positions.pitch // pieces
+    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
+
+
 @dataclass(frozen=True)
 class _Input:
     """The input of a box."""
@@ -139,7 +150,7 @@ class _Kernel:
         self.call = self.f.variable("i64", 0) if plan.prefetch else ""  # the number of the next call of a tile
         self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.layer.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     # Weights.
 
@@ -148,13 +159,21 @@ class _Kernel:
         f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
         with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
             group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
-            to = self._weights(group, block)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, part)
+            self._pack_panel(group, block, part)
             if plan.layer.bias is not None:
                 with f.when(f.test("eq", part, 0)):
                     unit = f.add(f.mul(group, blocks), block)
                     self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
+
+    def _pack_panel(self, group: Value, block: Value, part: Value) -> None:
+        """Pack a part of the weights of a block of channels; to be split, they are packed as they are before."""
+        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, block)
+        if functions.split_weights is None:
+            f.call(functions.pack_weights, source, to, group, block, part)
+            return
+        f.call(functions.pack_weights, source, self.at["raw_weights"], group, block, part)
+        f.call(functions.split_weights, self.at["raw_weights"], to, block, part)
 
     def _weights(self, group: Value, block: Value) -> str:
         """Where the packed weights of a block of channels are."""

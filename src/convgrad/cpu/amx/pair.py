@@ -12,7 +12,8 @@ from math import prod
 
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.shuffle import interleave, transpose
+from ..ir.pieces import Pieces
+from ..ir.shuffle import transpose
 from ..plan.records import up
 from .records import Box, TileSums
 from .tiles import STEP
@@ -86,8 +87,15 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
     """A function that makes [pair of positions][channel][first, second] of [position][channel]: (from, to, positions
     along each axis, channels).
 
-    Places without a position are zeros: those at the end of a long row, and all between rows of a box.
+    Places without a position are zeros: those at the end of a long row, and all between rows of a box. What is split
+    becomes [piece][pair of positions] and so on.
     """
+    pieces = [i * n.step for i in range(n.count)] if isinstance(n, Pieces) else [0]
+
+    def clear_all(place: str, count: Value) -> None:
+        for piece in pieces:
+            f.call(clear, f.at(place, piece, n.sum), count)
+
     f = m.function("pair_y", ["p:from", "p:to", *(f"i:n{i}" for i in range(len(box.sizes))), "i:channels"])
     source, to, *counts, _ = f.args
     flat, last = box.flat, len(box.sizes) - 1
@@ -100,17 +108,17 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
             place = f.add(place, f.mul(q, prod(box.sizes[i + 1 : flat])))
         row = f.at(to, f.mul(place, 2 * box.y_row), n.sum)
         if flat < last:
-            f.call(clear, row, 2 * box.y_row)
+            clear_all(row, 2 * box.y_row)
         pairs: Value = 0
         for i in range(flat, last):
             q = stack.enter_context(f.loop(0, counts[i]))
             read = f.add(read, f.mul(q, box.y_steps[i]))
             pairs = f.add(pairs, f.mul(q, prod(box.extents[i + 1 :]) // 2))
-        _pair_row(f, n, box, f.at(source, read, n.sum), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
+        _pair_row(f, n, box, f.at(source, read, n.storage), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
         if flat == last:
             used = f.div(f.add(counts[last], 1), 2)
             left = f.mul(f.sub(box.long_row // 2, used), 2 * box.y_pitch)
-            f.call(clear, f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
+            clear_all(f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
     return f
 
 
@@ -121,11 +129,11 @@ def _pair_row(f: Function, n: Elements, box: Box, source: str, to: str) -> None:
     def pair(e: Value, *, alone: bool) -> None:
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
-            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.sum)
+            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)
             one = n.load(f, first, mask)
-            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.sum), mask)
+            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.storage), mask)
             place = f.at(to, f.mul(f.add(f.mul(e, box.y_pitch), c), 2), n.sum)
-            f.store(interleave(f, n.vector, n.lanes, one, two), place, WIDE, 4)
+            n.put_pairs(f, one, two, place)
 
     with f.loop(0, f.div(count, 2)) as e:
         pair(e, alone=False)
