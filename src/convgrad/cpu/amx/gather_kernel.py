@@ -1,7 +1,9 @@
 """The kernel of y or x on tile registers: weights are packed by all threads, then each takes boxes of positions.
 
-Of a box the inputs are packed, run by run, or read where they lie. Then for one block of channels after another, tiles
-sum all positions of a phase into the staging, from where they are written to the tensor: rounded, transposed or added.
+Of a box the inputs are packed, run by run, or read where they lie. Then tiles sum the positions of a phase. Where
+channels are contiguous in the tensor, sums leave the staging tile by tile, while they are in the first-level cache:
+several blocks of channels of some positions come before the next positions, so that whole lines are written. Elsewhere
+the staging holds all positions of a block of channels, until they are transposed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
 from .emulation import Emulation
+from .places import list_places, write_tile
 from .records import TileGather
 from .tiles import TileCode, add_products, each_sum, emulation
 
@@ -37,6 +40,8 @@ class _Functions:
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
+    last_finish: Function | None
+    list_places: Function | None  # None: the places of a long row are evenly spaced in the tensor
     configuration: str
     taps: str
     phases: str
@@ -67,12 +72,22 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
         None if box is None else pack_box(m, moved, box, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
-        unpack(m, results, plan.staging),
+        *_finish(m, plan, results),
+        list_places(m, plan) if plan.lists_places else None,
         m.table("registers", plan.tiles.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
         m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
         m.table("runs", [start for run in positions.runs for start in run]),
     )  # fmt: skip
+
+
+def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
+    """What writes sums to the tensor, and the same for a last block of channels that is not full."""
+    if plan.staging is not None:
+        return unpack(m, results, plan.staging), None
+    left = plan.layer.cout - (plan.tile.blocks - 1) * plan.block
+    last = None if left == plan.block else write_tile(m, plan, results, left)
+    return write_tile(m, plan, results, plan.block), last
 
 
 def _elements(plan: TileGather) -> tuple[Elements, Results]:
@@ -124,6 +139,17 @@ def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) 
     return f
 
 
+@dataclass(frozen=True)
+class _Phase:
+    """The results of a phase that are in a box."""
+
+    group: Value
+    source: str  # the input of the box
+    result: str  # where the first one is
+    counts: list[Value]  # along each axis
+    taps: tuple[str, Value]  # in the table, and how many
+
+
 class _Kernel:
     """The kernel while its loops are written."""
 
@@ -138,14 +164,15 @@ class _Kernel:
 
     def pack_all_weights(self) -> None:
         """Pack all weights and biases, by all threads together."""
-        f, plan, blocks = self.f, self.plan, self.plan.tile.blocks
-        units = plan.layer.groups * blocks
-        with items(f, self.frame.counter("first"), units) as unit:
-            group, block = f.split(unit, [plan.layer.groups, blocks])
+        f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
+        with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
+            group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
             to = self._weights(group, block)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, 0)
+            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, part)
             if plan.layer.bias is not None:
-                self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
+                with f.when(f.test("eq", part, 0)):
+                    unit = f.add(f.mul(group, blocks), block)
+                    self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
 
     def _weights(self, group: Value, block: Value) -> str:
@@ -174,8 +201,8 @@ class _Kernel:
             source = self._input(group, start)
             first = f.mul(part, plan.parts.blocks)
             last = f.min(f.add(first, plan.parts.blocks), plan.tile.blocks)
-            with f.loop(first, last) as block, f.loop(0, len(plan.positions.phases)) as phase:
-                self._sum_phase((group, block, phase), start, source)
+            with f.loop(0, len(plan.positions.phases)) as phase:
+                self._sum_phase(group, (first, last), phase, (source, start))
 
     def _input(self, group: Value, start: list[Value]) -> str:
         """The input of a box: packed, run by run, or where it lies."""
@@ -196,10 +223,11 @@ class _Kernel:
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
 
-    def _sum_phase(self, place: tuple[Value, Value, Value], start: list[Value], source: str) -> None:
-        """The results of a phase that are in a box, for one block of channels, if there are any."""
-        f, axes = self.f, self.plan.positions.axes
-        group, block, phase = place
+    def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: tuple[str, list[Value]]) -> None:
+        """The results of a phase that are in a box, if there are any, for the blocks of channels of a part. Of the box:
+        its input, and where it starts.
+        """
+        f, axes, (source, start) = self.f, self.plan.positions.axes, box
         numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
         there, counts = "true", list[Value]()
@@ -208,42 +236,74 @@ class _Kernel:
             counts.append(f.min(f.sub(results, s), a.box))
             there = f.both(there, f.test("sgt", counts[-1], 0))
         with f.when(there):
-            taps = f.at(self.functions.taps, f.mul(first, 2), "i64")
-            self._tiles((group, block), source, counts, (taps, count))
-            self._finish((group, block), [*zip(start, residues, strict=True)], counts)
+            taps = (f.at(self.functions.taps, f.mul(first, 2), "i64"), count)
+            if self.functions.list_places is not None:
+                f.call(self.functions.list_places, self.at["places"], *counts)
+            corner = f.mul(group, self.plan.layer.out_channel[0])
+            for s, residue, a in zip(start, residues, axes, strict=True):
+                corner = f.add(corner, f.mul(f.add(f.mul(s, a.out_stride), residue), a.out_step))
+            result = f.at(self.result, corner, self.functions.results.elements.storage)
+            with f.loop(*blocks, self.plan.parts.together) as block:
+                several = (block, f.min(f.add(block, self.plan.parts.together), blocks[1]))
+                self._sum_blocks(_Phase(group, source, result, counts, taps), several)
 
-    def _tiles(self, place: tuple[Value, Value], source: str, counts: list[Value], taps: tuple[str, Value]) -> None:
-        """Sum all positions: one long row after another, a block of tiles at a time."""
-        f, plan, positions = self.f, self.plan, self.plan.positions
-        group, block = place
-        unit = f.add(f.mul(group, plan.tile.blocks), block)
-        weights = self._weights(group, block)
-        bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
+    def _sum_blocks(self, phase: _Phase, blocks: tuple[Value, Value]) -> None:
+        """Some blocks of channels: one long row after another, a tile's rows at a time, and of these every block."""
+        f, plan, positions, counts = self.f, self.plan, self.plan.positions, phase.counts
         flat, extents = positions.flat, positions.extents
         with ExitStack() as stack:
             read: Value = 0
             written: Value = 0
+            result: Value = 0
             for i in range(flat):
                 q = stack.enter_context(f.loop(0, counts[i]))
                 read = f.add(read, f.mul(q, positions.steps[i]))
                 written = f.add(written, f.mul(q, prod(extents[i + 1 :])))
+                result = f.add(result, f.mul(q, plan.out_steps[i]))
             row = f.add(1, *(f.mul(f.sub(counts[i], 1), prod(extents[i + 1 :])) for i in range(flat, len(counts))))
-            m: Value = stack.enter_context(f.loop(0, row, plan.rows))
-            if positions.in_place:
-                m = f.min(m, f.sub(row, plan.rows))  # nothing lies beyond the last position: some are summed again
-            left = f.at(source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
-            to = f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum)
-            is_last = f.test("eq", block, plan.tile.blocks - 1)
-            tile, last = self.functions.tile, self.functions.last_tile
-            f.call_either(is_last, last, tile, left, weights, to, bias, *taps, *self.file)
+            first: Value = stack.enter_context(f.loop(0, row, plan.rows))
+            # In place nothing lies beyond the last position: some are summed again.
+            m = f.min(first, f.sub(row, plan.rows)) if positions.in_place else first
+            left = f.at(phase.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
+            block = stack.enter_context(f.loop(*blocks))
+            if plan.staging is not None:
+                self._tile(phase, block, left, f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum))
+            else:
+                self._tile(phase, block, left, self.at["staging"])
+                self._write_tile(phase, block, (result, first, f.sub(row, first)), f.sub(first, m))
+        if plan.staging is not None:
+            to = self._result(phase, blocks[0], 0)
+            channels = f.min(f.sub(plan.layer.cout, f.mul(blocks[0], plan.block)), plan.block)
+            f.call(self.functions.finish, self.at["staging"], to, *counts, channels)
 
-    def _finish(self, place: tuple[Value, Value], start: list[tuple[Value, Value]], counts: list[Value]) -> None:
-        """Write the staging to the tensor. `start` is where the box begins along each axis, and the phase's residue."""
-        f, plan, layer = self.f, self.plan, self.plan.layer
-        group, block = place
-        channel = f.mul(block, plan.block)
-        at = f.add(f.mul(group, layer.out_channel[0]), f.mul(channel, layer.out_channel[1]))
-        for (s, residue), a in zip(start, plan.positions.axes, strict=True):
-            at = f.add(at, f.mul(f.add(f.mul(s, a.out_stride), residue), a.out_step))
-        to = f.at(self.result, at, self.functions.results.elements.storage)
-        f.call(self.functions.finish, self.at["staging"], to, *counts, f.min(f.sub(layer.cout, channel), plan.block))
+    def _tile(self, phase: _Phase, block: Value, left: str, to: str) -> None:
+        """Sum the positions of a tile for one block of channels."""
+        f, plan = self.f, self.plan
+        unit = f.add(f.mul(phase.group, plan.tile.blocks), block)
+        weights = self._weights(phase.group, block)
+        bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
+        tile, last = self.functions.tile, self.functions.last_tile
+        is_last = f.test("eq", block, plan.tile.blocks - 1)
+        f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *self.file)
+
+    def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
+        """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in
+        the tensor, the first place, and how many places are left.
+        """
+        f, plan, functions = self.f, self.plan, self.functions
+        at, first, left = row
+        source = f.at(self.at["staging"], f.mul(skipped, plan.block), plan.sum)
+        is_last = f.test("eq", block, plan.tile.blocks - 1)
+        if functions.list_places is not None:
+            places = f.at(self.at["places"], first, "i64")
+            to = self._result(phase, block, at)
+            f.call_either(is_last, functions.last_finish, functions.finish, source, to, places, plan.rows)
+            return
+        to = self._result(phase, block, f.add(at, f.mul(first, plan.out_steps[-1])))
+        f.call_either(is_last, functions.last_finish, functions.finish, source, to, "null", f.min(left, plan.rows))
+
+    def _result(self, phase: _Phase, block: Value, at: Value) -> str:
+        """Where the results of a block of channels are, so many elements behind the first of the box."""
+        f, plan = self.f, self.plan
+        channel = f.mul(f.mul(block, plan.block), plan.layer.out_channel[1])
+        return f.at(phase.result, f.add(at, channel), self.functions.results.elements.storage)

@@ -14,10 +14,11 @@ from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
 from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
-from ..pack.unpack import Staging, unpacker
+from ..pack.unpack import Staging, Unpacker, unpacker
+from ..pack.weights import PackWeights
 from ..plan.axes import longest, offsets
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
-from ..plan.records import pitch
+from ..plan.records import pitch, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
@@ -48,7 +49,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
     made = TileGather(
         layer, tile, sums, block, positions, pack,
-        choose_weight_packer(layer, tile, sums), cut_channels(layer, tile, positions, threads, tuned),
+        pack_weights(layer, tile, sums, threads), cut_channels(layer, tile, positions, threads, tuned),
         code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
         threads=threads,
     )  # fmt: skip
@@ -101,7 +102,8 @@ def _box(layer: Layer, step: int, room: int) -> list[int]:
     def fits(trial: list[int]) -> bool:
         axes = [axis(a, layer.forward, b) for a, b in zip(layer.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
-        return entries * step * layer.size + prod(trial) * 2 * STEP * layer.item <= room
+        results = layer.cout * layer.out_size if writes_tiles(layer) else 2 * STEP * layer.item
+        return entries * step * layer.size + prod(trial) * results <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -148,6 +150,14 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
     return replace(box, packer=packer(box, COLUMNS))
 
 
+def pack_weights(layer: Layer, tile: Tile, sums: Sums, threads: int) -> PackWeights:
+    """How weights are packed: in parts, if there are too few blocks of channels for all threads."""
+    found = choose_weight_packer(layer, tile, sums)
+    wanted, steps = ceil(2 * threads / (layer.groups * tile.blocks)), sums.channels // 2
+    part = up(ceil(steps / wanted), COLUMNS)
+    return replace(found, part=part) if part < steps else found
+
+
 # Registers.
 
 
@@ -175,11 +185,31 @@ def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, t
     tasks = layer.groups * positions.number
     wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
     blocks = ceil(tile.blocks / wanted)
-    return Parts(ceil(tile.blocks / blocks), blocks)
+    return Parts(ceil(tile.blocks / blocks), blocks, side_by_side(layer, tile, blocks, tuned))
 
 
-def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging:
-    """How sums are written to the tensor, of one phase."""
+def side_by_side(layer: Layer, tile: Tile, blocks: int, tuned: RegisterTuning) -> int:
+    """Blocks of channels that are computed for some positions before the next: their weights have room in a cache.
+
+    Sums that wait until a block of channels is complete are of that block alone.
+    """
+    if not writes_tiles(layer):
+        return 1
+    panel = layer.taps * up(layer.cin, 2) * tile.block * layer.size
+    room = int((tile.target.own_l2 or tile.target.l2) * tuned.panels)
+    parts = ceil(blocks / max(1, min(blocks, room // panel)))
+    return ceil(blocks / parts)
+
+
+def writes_tiles(layer: Layer) -> bool:
+    """Whether sums are written tile by tile: channels are contiguous in the tensor."""
+    return unpacker(layer.out_channel[1], 0, COLUMNS) is Unpacker.CHANNELS
+
+
+def stage_results(layer: Layer, tile: Tile, positions: Positions) -> Staging | None:
+    """How sums of one phase wait and are written to the tensor; None if they are written tile by tile."""
+    if writes_tiles(layer):
+        return None
     steps, channel_step = tuple(a.out_step * a.out_stride for a in positions.axes), layer.out_channel[1]
     return Staging(
         unpacker(channel_step, steps[-1], COLUMNS), positions.extents, steps, channel_step, tile.block,

@@ -106,6 +106,7 @@ class Parts:
 
     parts: int
     blocks: int  # of channels, in a part
+    together: int  # of these blocks, computed for some positions before the next positions
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class TileGather(Nest):
     weights: PackWeights
     parts: Parts
     code: Code
-    staging: Staging
+    staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
     @cached_property
@@ -152,6 +153,12 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def weight_parts(self) -> int:
+        """Parts in which the weights of one block of channels are packed."""
+        part = self.weights.part
+        return 1 if part is None else ceil(self.sums.channels // 2 / part)
+
+    @property
     def panel(self) -> int:
         """Elements of the packed weights of one block of channels; a pair is one."""
         return self.layer.taps * self.sums.channels // 2 * self.block
@@ -163,9 +170,28 @@ class TileGather(Nest):
         return self.layer.taps * self.sums.channels // 2 * lanes
 
     @property
+    def out_steps(self) -> Ints:
+        """Elements of the tensor between the results of neighbouring positions along each axis."""
+        return tuple(a.out_step * a.out_stride for a in self.positions.axes)
+
+    @property
+    def lists_places(self) -> bool:
+        """Whether the places of a long row are listed with where they are in the tensor: those of one axis need not."""
+        return self.staging is None and self.positions.flat < len(self.positions.axes) - 1
+
+    @property
     def staged(self) -> int:
-        """Elements of the sums of a box for one block of channels, and what is written or read beyond them."""
+        """Elements of the sums that wait: of a tile, and a row for what is not written to the tensor; or of a box for
+        one block of channels, and what is written or read beyond them.
+        """
+        if self.staging is None:
+            return (self.rows + 1) * self.block
         return (prod(self.positions.extents) + self.rows + 2 * self.lanes) * self.block
+
+    @property
+    def places(self) -> int:
+        """Places of a long row, and of the tile at its end."""
+        return prod(self.positions.extents[self.positions.flat :]) + self.rows
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -182,6 +208,7 @@ class TileGather(Nest):
             shared("bias", blocks * self.block if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staged),
+            per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 

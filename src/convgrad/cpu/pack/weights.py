@@ -48,6 +48,7 @@ class PackWeights:
     lane_groups: LaneGroups | None  # groups side by side in the lanes
     fold: Ints | None  # of each tap and lane: 0 if it has no weight; else 2*n + 1 if that is n-th in the tensor
     outputs_first: bool  # channels out are the outer ones in the tensor, and are in the loops that follow it
+    part: int | None = None  # steps over the channels in that are packed at a time; None: all those of a chunk
 
     @property
     def per_step(self) -> int:
@@ -84,6 +85,7 @@ class _Panel:
     lanes: Value
     channel: Value  # first channel in
     steps: Value
+    tap_steps: Value  # between the taps of the panel
 
     def inner(self, p: PackWeights, step: Value) -> Value:
         """The first channel in of a step."""
@@ -95,7 +97,8 @@ class _Panel:
 
 
 def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
-    """A function that packs one panel: (weights, panel, group, block, chunk).
+    """A function that packs one panel: (weights, panel, group, block, chunk). If panels are packed in parts, there is
+    one chunk, and the last argument says which part.
 
     `tap_offsets` is the address of a table of them. Lanes beyond the last channel hold anything.
     """
@@ -105,9 +108,14 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
     first = f.mul(block, p.block)
     lanes = block_lanes(f, p, block)
     last = f.sub(f.sub(p.outputs, 1), first)
-    channel = f.mul(chunk, p.chunk)
-    steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
-    panel = _Panel(f, base, to, first, last, lanes, channel, steps)
+    if p.part is None:
+        channel = f.mul(chunk, p.chunk)
+        tap_steps = steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
+    else:
+        done, tap_steps = f.mul(chunk, p.part), p.channels // p.per_step
+        channel, steps = f.mul(done, p.per_step), f.min(f.sub(tap_steps, done), p.part)
+        to = f.at(to, f.mul(done, lanes), p.elements.sum)
+    panel = _Panel(f, base, to, first, last, lanes, channel, steps, tap_steps)
     if p.packer is WeightPacker.TRANSPOSE_TAPS:
         _transpose_taps(m, p, panel)
     elif p.packer is WeightPacker.TRANSPOSE_CHANNELS:
@@ -127,7 +135,7 @@ def _copy(p: PackWeights, panel: _Panel, tap_offsets: str) -> None:
     f, elements = panel.f, p.elements
     with f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
-        to = f.at(panel.to, f.mul(f.mul(tap, panel.steps), panel.lanes), elements.sum)
+        to = f.at(panel.to, f.mul(f.mul(tap, panel.tap_steps), panel.lanes), elements.sum)
         with f.loop(0, panel.steps) as step:
             inner = panel.inner(p, step)
             source = f.at(panel.source, f.add(offset, panel.first, f.mul(inner, p.strides[2])), elements.storage)
@@ -157,7 +165,7 @@ def _transpose_channels(m: Module, p: PackWeights, panel: _Panel, tap_offsets: s
     transpose = _channel_square(m, p)
     with f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
-        to = f.at(panel.to, f.mul(f.mul(tap, panel.steps), panel.lanes), elements.sum)
+        to = f.at(panel.to, f.mul(f.mul(tap, panel.tap_steps), panel.lanes), elements.sum)
         with f.loop(0, panel.lanes, p.lanes) as lane, f.loop(0, panel.steps, p.lanes) as step:
             inner = panel.inner(p, step)
             corner = f.add(f.mul(panel.outer(lane), p.strides[1]), offset, inner)
@@ -212,7 +220,7 @@ def _transpose_taps(m: Module, p: PackWeights, panel: _Panel) -> None:
         corner = f.add(f.mul(panel.outer(lane), out_step), f.mul(inner, in_step))
         place = f.at(panel.to, f.add(f.mul(step, panel.lanes), lane), elements.sum)
         source = f.at(panel.source, corner, elements.storage)
-        f.call(transpose, source, place, f.max(f.sub(panel.last, lane), 0), f.mul(panel.steps, panel.lanes))
+        f.call(transpose, source, place, f.max(f.sub(panel.last, lane), 0), f.mul(panel.tap_steps, panel.lanes))
 
     if p.outputs_first:
         with f.loop(0, panel.lanes, p.lanes) as lane, f.loop(0, panel.steps) as step:
@@ -267,7 +275,7 @@ def _elements(m: Module, p: PackWeights, panel: _Panel, tap_offsets: str) -> Non
     table = "" if p.fold is None else m.table("fold", p.fold)
     with f.loop(0, panel.steps) as step, f.loop(0, len(p.tap_offsets)) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
-        to = f.at(panel.to, f.mul(f.add(f.mul(tap, panel.steps), step), panel.lanes), elements.sum)
+        to = f.at(panel.to, f.mul(f.add(f.mul(tap, panel.tap_steps), step), panel.lanes), elements.sum)
         inner = panel.inner(p, step)
         source = f.at(panel.source, f.add(offset, f.mul(inner, p.strides[2])), elements.storage)
         codes = "" if p.fold is None else f.at(table, f.mul(tap, p.outputs), "i64")
