@@ -12,7 +12,7 @@ from math import ceil, gcd, prod
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..ir.convert import Elements
-from ..ir.vectors import sum_type
+from ..ir.vectors import size_of, sum_type
 from ..pack.box import PackBox, packer, transposable
 from ..pack.unpack import Staging, unpacker
 from ..pack.weights import PackWeights, WeightPacker
@@ -72,6 +72,8 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     cut = cut_pixels(layer, tile, sums, source, output, threads)
     task = cut_tasks(layer, tile, sums, source, cut, threads)
     weights = choose_weight_packer(layer, tile, sums)
+    if task.weights is WeightPacking.TEAM:
+        weights = share_packing(weights, layer.groups * tile.blocks * sums.chunks, threads, tile.target)
     prefetch: Prefetch | None = None
     weights_step = 0
     if p.bytes > target.l2:
@@ -288,6 +290,16 @@ def choose_weight_packer(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
         last_block=tile.last_block, lane_groups=tile.lane_groups, fold=tile.fold.table if tile.fold else None,
         outputs_first=out_step > in_step,
     )  # fmt: skip
+
+
+def share_packing(weights: PackWeights, panels: int, threads: int, target: Target) -> PackWeights:
+    """So many panels in parts, if they are too few for all threads."""
+    tuned = tuning(target).gather.weights
+    steps = ceil(min(weights.chunk, weights.channels) / weights.per_step)
+    least = ceil(tuned.task_bytes / (len(weights.tap_offsets) * weights.block * size_of(weights.elements.sum)))
+    square = weights.lanes if weights.packer is WeightPacker.TRANSPOSE_CHANNELS else 1
+    part = up(max(ceil(steps * panels / (tuned.tasks * threads)), least), square)
+    return replace(weights, part=part) if part < steps else weights
 
 
 # What is prefetched.

@@ -56,6 +56,11 @@ class PackWeights:
         return 2 if self.pairs else 1
 
     @property
+    def parts(self) -> int:
+        """Parts in which a panel is packed."""
+        return 1 if self.part is None else ceil(min(self.chunk, self.channels) / self.per_step / self.part)
+
+    @property
     def lanes(self) -> int:
         """Lanes of a vector."""
         return self.elements.lanes
@@ -97,8 +102,8 @@ class _Panel:
 
 
 def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
-    """A function that packs one panel: (weights, panel, group, block, chunk). If panels are packed in parts, there is
-    one chunk, and the last argument says which part.
+    """A function that packs one panel: (weights, panel, group, block, chunk). If panels are packed in parts, the last
+    argument counts these, of all chunks.
 
     `tap_offsets` is the address of a table of them. Lanes beyond the last channel hold anything.
     """
@@ -108,13 +113,16 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
     first = f.mul(block, p.block)
     lanes = block_lanes(f, p, block)
     last = f.sub(f.sub(p.outputs, 1), first)
-    if p.part is None:
-        channel = f.mul(chunk, p.chunk)
-        tap_steps = steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
-    else:
-        done, tap_steps = f.mul(chunk, p.part), p.channels // p.per_step
-        channel, steps = f.mul(done, p.per_step), f.min(f.sub(tap_steps, done), p.part)
+    done: Value = 0
+    number: Value = chunk
+    if p.part is not None:
+        number, part = f.split(chunk, [0, p.parts]) if p.chunk < p.channels else (0, chunk)
+        done = f.mul(part, p.part)
         to = f.at(to, f.mul(done, lanes), p.elements.sum)
+    channel = f.mul(number, p.chunk)
+    steps = tap_steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
+    if p.part is not None:
+        channel, steps = f.add(channel, f.mul(done, p.per_step)), f.min(f.sub(tap_steps, done), p.part)
     panel = _Panel(f, base, to, first, last, lanes, channel, steps, tap_steps)
     if p.packer is WeightPacker.TRANSPOSE_TAPS:
         _transpose_taps(m, p, panel)

@@ -15,7 +15,7 @@ from ..target import Target
 from . import workspace
 from .bits import TEAM
 from .estimate import estimate
-from .records import Made, Plan, refuse
+from .records import Made, Plan, refuse, up
 
 
 class Algorithm(NamedTuple):
@@ -49,6 +49,11 @@ spec/table.py lists those.
 ALONE = 2_000_000
 """Fewer products and bytes than these are done before a second thread has begun. Origin not recorded."""
 
+ROUNDED = 16
+"""Up to so many threads, work is cut for the next power of two, and beyond for the next multiple of half as many: with
+256 equal tasks, two of three of 192 threads would wait for the last 64.
+"""
+
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     """The plan for a problem.
@@ -58,8 +63,10 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if problem.flops < ALONE and problem.bytes < ALONE:
         threads = 1
     team = TEAM
-    while team < threads:
+    while team < min(threads, ROUNDED):
         team *= 2
+    if threads > ROUNDED:
+        team = up(threads, ROUNDED // 2)
     plan, bound = _cut(problem, target, team), workspace.bound(problem)
     if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.

@@ -85,17 +85,27 @@ class BoxSearch:
 
 
 @dataclass(frozen=True)
+class WeightTuning:
+    """Who packs the weights of y and x."""
+
+    copied: int = 640 << 10  # bytes that each thread packs for itself: Zen 5, +3.0% (6889dcf),
+    pixels: int = 200  # if it has so many pixels,
+    pixels_of_many: int = 2500  # or in a larger team so many: packing may take as long as some hundred of them
+    tasks: int = 2  # for a thread, if all pack weights together,
+    task_bytes: int = 4096  # but none of them makes less than this
+    shared: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
+
+
+@dataclass(frozen=True)
 class GatherTuning:
     """y and x."""
 
+    weights: WeightTuning = WeightTuning()
     second_tile: float = 0.005  # a second tile takes time to compile: it must save this share. Origin not recorded
     interleaved: int = 4  # channels that are strided are interleaved, if so few; squares of more are transposed
     unrolled: int = (
         64  # channels (or pairs) times rows: so few products of one vector are written without a loop. Not recorded
     )
-    copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% (6889dcf)
-    copied_pixels: int = 200  # if it has so many pixels
-    shared_weights: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
     task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
     tasks: int = 2  # for a thread
     cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
@@ -118,6 +128,9 @@ class WgradTuning:
     shorter_by: int = 3  # or so many fewer than there might be
     part_tiles: int = 4  # the rows of a task are cut no lower than so many tiles,
     least_part_tiles: int = 2  # or so many, where there are no more tasks than threads. Origins not recorded
+    many_threads: int = 16  # of so many or more, the last to end counts, and a task may have a part of the taps
+    least_rows: int = 3  # of a task then
+    task: int = 500  # steps in which a task begins
     uneven_tasks: int = 2  # for a thread, if tasks are of unequal size. Origin not recorded
     most_cuts: int = 16  # into so many parts rows and lanes may be cut otherwise. Origin not recorded
     pointwise_part: int = 4  # packed lanes that are pixels take one part in so many of Target.l2. Origin not recorded
@@ -143,7 +156,9 @@ class RegisterTuning:
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
-    panels: float = 0.5  # part of the second-level cache that the weights of blocks take which are computed side by side
+    panels: float = (
+        0.5  # part of the second-level cache that the weights of blocks take which are computed side by side
+    )
 
 
 @dataclass(frozen=True)
