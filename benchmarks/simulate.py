@@ -126,7 +126,8 @@ def _of_gather(plan: Gather, problem: Problem) -> Iterator[Step]:
 def _of_wgrad(plan: WeightGradient, problem: Problem) -> Iterator[Step]:
     roles, boxes, parts = plan.roles, plan.boxes, plan.parts
     row_side, lane_side = plan.sides
-    copy = tuning.tuning(target.current()).wgrad.copy
+    tuned = tuning.tuning(target.current()).wgrad
+    copy, line = tuned.copy, tuned.large.line
     lengths = [[min(b, n - at) for at in range(0, n, b)] for n, b in zip(boxes.sizes, boxes.box, strict=True)]
     pixels = [prod(sides) for sides in product(*lengths)]
     ends = [boxes.number * part // boxes.slices for part in range(boxes.slices + 1)]
@@ -139,9 +140,16 @@ def _of_wgrad(plan: WeightGradient, problem: Problem) -> Iterator[Step]:
     rows = [parts.row_part] * parts.row_parts  # the last ones overlap
     packs_rows, packs_lanes = (side.mode is not Mode.IN_PLACE for side in (row_side, lane_side))
 
+    # Of x there may be more pixels than of y, or fewer, if a stride leaves some out.
+    whole = prod(boxes.sizes)
+    read = prod(min(x, y * k) for x, y, k in zip(problem.x, problem.y, problem.w, strict=True)) * problem.n / whole
+    row_pixels, lane_pixels = (read if side is plan.x else 1.0 for side in plan.sides)
+
     def size(count: int, row: int, lane: int) -> float:
         multiplied = count * plan.tap_part * ceil(row / plan.rows) * plan.rows * lane / roles.per_step
-        return multiplied + copy * count * (packs_rows * row + packs_lanes * lane * plan.lanes)
+        lines = ceil(row / 16) if row_side.channel[1] == 1 else row
+        copied = packs_rows * row_pixels * row + packs_lanes * lane_pixels * lane * plan.lanes
+        return multiplied + count * (copy * copied + line * row_pixels * lines)
 
     units = [*product(rows, lane_parts)] * roles.groups * parts.tap_parts
     yield Step(tuple(size(count, *unit) for unit in units for count in slices), problem.bytes)
@@ -271,19 +279,6 @@ def planned(problem: Problem, threads: int) -> Made:
     return plan
 
 
-def least(work: Callable[[], object], seconds: float) -> float:
-    """The least time of some runs."""
-    work()
-    found, end = math.inf, time.perf_counter() + seconds
-    while True:
-        start = time.perf_counter()
-        work()
-        now = time.perf_counter()
-        found = min(found, now - start)
-        if now > end:
-            return found
-
-
 def compile_all(problems: Sequence[Problem], threads: Sequence[int]) -> None:
     """Have the kernels of all plans on disk, compiled on all CPUs."""
     work = [(str(problem), n) for problem in problems for n in threads]
@@ -292,53 +287,79 @@ def compile_all(problems: Sequence[Problem], threads: Sequence[int]) -> None:
 
 
 def _compile(work: tuple[str, int]) -> None:
-    kernel.build(Problem.parse(work[0]), target.current(), work[1])
+    kernel.find(Problem.parse(work[0]), target.current(), work[1])
 
 
 def measure(
-    layers: Sequence[Layer], threads: Sequence[int], directions: Sequence[str], seconds: float
+    layers: Sequence[Layer], threads: Sequence[int], directions: Sequence[str], rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Times of plans cut for so many threads: on one thread, and on all of them where there are CPUs."""
+    """Times of plans cut for so many threads: on one thread, and on all of them where there are CPUs.
+
+    After so many seconds, layers are left out.
+    """
     cpus = timing.cpu_count()
     here = [n for n in threads if n <= cpus]
     chosen = [(layer.name, direction, problem_of(layer, direction)) for layer, direction in product(layers, directions)]
     compile_all([problem for *_, problem in chosen], threads)
+    end = time.perf_counter() + seconds
     bench = regions.Bench(team.entry())
     one = timing.fma_speed("f32", 1, 0.2) or 1.0
-    return {
+    found: dict[str, Any] = {
         "machine": regions.topology(),
         "costs": [asdict(bench.costs(n, 0.3, ())) for n in here],
         "speeds": {n: (timing.fma_speed("f32", n, 0.2) or n * one) / n / one for n in here},
         "bandwidths": {n: timing.copy_speed(1 << 28, n, 0.2) for n in here},
-        "times": [
-            {"layer": name, "direction": direction, **row}
-            for name, direction, problem in chosen
-            for row in times_of(problem, threads, cpus, seconds)
-        ],
+        "times": [],
     }
+    for name, direction, problem in chosen:
+        if time.perf_counter() < end:
+            rows = times_of(problem, threads, cpus, rounds)
+            found["times"] += [{"layer": name, "direction": direction, **row} for row in rows]
+    return found
 
 
-def times_of(problem: Problem, threads: Sequence[int], cpus: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """The times of one problem. All plans must give the same bits."""
+def times_of(problem: Problem, threads: Sequence[int], cpus: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """The times of one problem, the least of some rounds, in which plans take turns. All must give the same bits."""
     memory, random = {}, np.random.default_rng(1)
     for role in ("x", "w", "y"):
         memory[role], _ = host.empty((problem.size(role),), problem.dtype_of(role))
         memory[role][...] = random.standard_normal(problem.size(role), np.float32)
     places = calls.addresses(problem, host.tensors(memory), host.tensor(memory[problem.wanted]))
-    alone: dict[tuple[int, int], float] = {}
+    made: dict[int, kernel.Kernel] = {}
+    number: dict[int, int] = {}  # of threads: the first number that work is cut for in the same way
     first: bytes | None = None
     for n in threads:
-        made = kernel.build(problem, target.current(), n)
-        assert isinstance(made, kernel.Kernel)
         plan = planned(problem, n)
-        key = plan.tasks, plan.own_bytes
-        if key not in alone:
-            alone[key] = least(partial(made, *places, 1), seconds)
-        together = least(partial(made, *places), seconds) if 1 < n <= cpus else None
+        same = [
+            m
+            for m in made
+            if planned(problem, m).tasks == plan.tasks and planned(problem, m).own_bytes == plan.own_bytes
+        ]
+        number[n] = same[0] if same else n
+        found = kernel.find(problem, target.current(), n)
+        assert isinstance(found, kernel.Kernel)
+        made[n] = found
+        found(*places)
         first = first or memory[problem.wanted].tobytes()
         if memory[problem.wanted].tobytes() != first:
             raise AssertionError(f"{problem}: other bits on {n} threads")
-        yield {"threads": n, "alone": alone[key], "together": together}
+    alone, together = (dict.fromkeys(threads, math.inf) for _ in range(2))
+    for _ in range(rounds):
+        for n in dict.fromkeys(number.values()):
+            alone[n] = min(alone[n], seconds_of(partial(made[n], *places, 1)))
+        for n in threads:
+            if 1 < n <= cpus:
+                made[n](*places)
+                together[n] = min(together[n], *(seconds_of(partial(made[n], *places)) for _ in range(3)))
+    for n in threads:
+        yield {"threads": n, "alone": alone[number[n]], "together": together[n] if together[n] < math.inf else None}
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 # Reports.
@@ -456,7 +477,8 @@ def main() -> int:
     parser.add_argument("--layers", type=pattern, help="layers whose name or group matches (all dense ones)")
     parser.add_argument("--directions", default="BWD_D,BWD_W", help="FWD_D,BWD_D,BWD_W")
     parser.add_argument("--threads", type=counts, default=list(SERVER_THREADS), help="that plans are cut for")
-    parser.add_argument("--seconds", type=float, default=0.03, help="for each time")
+    parser.add_argument("--rounds", type=int, default=5, help="of each time the least of so many counts (5)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after so many, no layer is measured any more")
     parser.add_argument("--servers", action="store_true", help="simulate a server")
     parser.add_argument("--cores", type=int, default=192, help="of the server (192)")
     parser.add_argument("--sockets", type=int, default=2, help="of the server (2)")
@@ -471,7 +493,8 @@ def main() -> int:
             if layer.group in DENSE
             and (args.layers is None or args.layers.search(layer.name) or args.layers.search(layer.group))
         ]
-        found = measure(chosen, args.threads, args.directions.split(","), args.seconds)
+        chosen = [layer for start in range(3) for layer in chosen[start::3]]  # if time runs out, some of each kind
+        found = measure(chosen, args.threads, args.directions.split(","), args.rounds, args.seconds)
         args.measure.write_text(json.dumps(found))
     else:
         found = json.loads(args.file.read_text())

@@ -138,10 +138,11 @@ def test_weights_are_packed_in_parts_for_many_threads(packer: WeightPacker) -> N
     ],
 )
 def test_every_thread_has_something_to_do(text: str, threads: int) -> None:
-    """Unless boxes would hold but a tile or two."""
+    """Unless boxes would hold but a tile or two; or of a large team a few have nothing, rather than most a second task."""
     plan = make_plan(Problem.parse(text), TARGETS["without halves"], threads)
     assert isinstance(plan, Gather)
-    assert plan.tasks >= threads or prod(plan.cut.region) <= 6 * plan.rows
+    wanted = threads if threads <= 16 else 0.9 * threads
+    assert plan.tasks >= wanted or prod(plan.cut.region) <= 6 * plan.rows
 
 
 @pytest.mark.parametrize("layout", ["", " x@nxc y@nxc w@xio"])

@@ -14,6 +14,7 @@ from ...spec.problem import Problem
 from ..target import Target
 from . import workspace
 from .bits import TEAM
+from .cost import ROUNDED
 from .estimate import estimate
 from .records import Made, Plan, refuse, up
 
@@ -48,11 +49,6 @@ spec/table.py lists those.
 
 ALONE = 2_000_000
 """Fewer products and bytes than these are done before a second thread has begun. Origin not recorded."""
-
-ROUNDED = 16
-"""Up to so many threads, work is cut for the next power of two, and beyond for the next multiple of half as many: with
-256 equal tasks, two of three of 192 threads would wait for the last 64.
-"""
 
 
 def make_plan(problem: Problem, target: Target, threads: int) -> Plan:

@@ -172,7 +172,7 @@ def cut_sums(
     tap_part = work.taps
     if not (work.pointwise or work.target.tile):
         cost = _part_cost(cutting, modes)
-        if threads >= tuning(work.target).wgrad.many_threads:
+        if threads >= tuning(work.target).wgrad.large.threads:
             lane_part, row_part, tap_part = _parts_for_many(cutting, cost, (*first, tap_part), divides_taps)
         elif modes.lanes is not Mode.IN_PLACE:
             lane_part, row_part = _cheaper_parts(cutting, cost, first)
@@ -288,12 +288,16 @@ class PartCost(NamedTuple):
         return self.work(lane_part, row_part) * waste
 
 
+def _pixels(work: Work, side: str) -> int:
+    """Pixels of one side; a stride may leave some of x out."""
+    return prod(min(a.x, a.y * a.k) if side == "x" else a.y for a in work.axes)
+
+
 def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
     """What parts cost."""
     work, roles = cutting.work, cutting.roles
-    # A stride may leave pixels of x out.
-    x, y = prod(min(a.x, a.y * a.k) for a in work.axes), prod(a.y for a in work.axes)
-    rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
+    y = prod(a.y for a in work.axes)
+    rows, lanes = (_pixels(work, side) for side in (("x", "y") if roles.row_side == "x" else ("y", "x")))
     row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
     products = y * work.taps * roles.lane_channels / (roles.lanes * roles.per_step)
     return PartCost(cutting, row_copies, lanes * roles.lane_channels, products, tuning(work.target).wgrad.copy)
@@ -334,23 +338,25 @@ def _parts_for_many(
     """
     roles, threads, taps = cutting.roles, cutting.threads, cutting.work.taps
     tune = tuning(cutting.work.target)
-    each = cutting.sum_bytes
+    each, large = cutting.sum_bytes, tune.wgrad.large
     most = max(sum_bytes(cutting.work.target), prod(first[:2]) * each)
     slices, many = cutting.boxes.slices, tune.wgrad.many_tasks
+    row_lines = _pixels(cutting.work, roles.row_side)  # for each line of memory, or each channel if they are strided
+    size = DTYPES[cutting.work.problem.dtype].size if cutting.work.channel_step(roles.row_side) == 1 else 0
 
     def time(lane_part: int, row_part: int, tap_part: int) -> float:
         height, share = cutting.height(row_part), lane_part / roles.blocks
         products = cost.products * up(row_part, height) * share * tap_part / taps
+        lines = row_lines * (ceil(row_part * size / LINE) if size else row_part)
         copies = cost.copy * (cost.row_copies * row_part / roles.row_channels + cost.lane_copies * share)
+        copies += large.line * lines
         task = products * shorter(tune.tiles, roles.most_rows, roles.vectors, height) + copies
         number = cutting.tasks(lane_part, row_part) * ceil(taps / tap_part)
         rounds = number / threads if number >= many * threads else ceil(number / threads)
-        return rounds * (task / slices + tune.wgrad.task)
+        return rounds * (task / slices + large.task)
 
     lane_parts = sorted({ceil(roles.blocks / n) for n in range(1, roles.blocks + 1)})
-    row_parts = sorted(
-        {ceil(roles.row_channels / n) for n in range(1, roles.row_channels // tune.wgrad.least_rows + 1)}
-    )
+    row_parts = sorted({ceil(roles.row_channels / n) for n in range(1, roles.row_channels // large.least_rows + 1)})
     tap_parts = sorted({ceil(taps / n) for n in range(1, taps + 1)}) if divides_taps else [taps]
     found, least = first, time(*first) / tune.wgrad.better
     for lane_part, row_part in product(lane_parts, row_parts):
