@@ -113,7 +113,7 @@ def two_ways(line):
 
 def copied(line):
     """A problem between copies, with as many channels and with more."""
-    problem, machine = Problem.parse(line), interpreter.small("sm_90", 8)
+    problem, machine = Problem.parse(line), interpreter.small("sm_80", 8)
     found = relaid.ways(problem)
     for at, way in enumerate(found):
         plan = relaid.around(problem, way, machine, "default")
@@ -171,7 +171,7 @@ GROUPS = {
 )
 def test_groups_taken_together(interpreted, name, wanted, more):
     words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
-    assert interpreted(in_blocks, GROUPS[name].format(wanted, words), "sm_90") >= 1
+    assert interpreted(in_blocks, GROUPS[name].format(wanted, words), "sm_80") >= 1
 
 
 PATCHES = {
@@ -184,7 +184,7 @@ PATCHES = {
 def taken_for_fewer(line):
     """A problem whose windows touch, as it is and as it is taken; how many taps it is then."""
     problem = Problem.parse(line)
-    plan = registry.make_plan(problem, interpreter.small("sm_90", 8))
+    plan = registry.make_plan(problem, interpreter.small("sm_80", 8))
     check(problem, plan)
     return prod(patches.merged(problem).w)
 

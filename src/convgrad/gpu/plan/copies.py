@@ -93,6 +93,7 @@ def zeros(name: str, dtype: str, elements: int) -> Launch:
     )
     constants = (
         ("COUNT", count),
+        ("BESIDE", 1),
         ("TOGETHER", 1),
         ("DOUBLE", dtype == "f64"),
         ("WIDE", elements >= WIDE),

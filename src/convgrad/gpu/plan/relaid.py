@@ -57,17 +57,22 @@ class Way(NamedTuple):
 
 def ways(p: Problem) -> list[Way]:
     """The problems that it may become."""
-    return [way for way in (_way(p, padded=False), _way(p, padded=True)) if way is not None]
+    tried = (_way(p, padded, ends) for padded in (False, True) for ends in (True, False))
+    return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
 
 
-def _way(p: Problem, padded: bool) -> Way | None:
-    """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces."""
+def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
+    """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces.
+
+    Without `ends`, the sums are written where the result is, if it has the same channels.
+    """
     piece = PIECE // DTYPES[p.dtype].size
     cx, cy = ((ceil(c / piece) * piece if padded and c > 1 else c) for c in (p.cx, p.cy))
     if padded and (cx, cy) == (p.cx, p.cy):
         return None
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
-    moved = [role for role in ("x", "w", "y") if changed[role] or _is_worth(p, role)]
+    wanted = p.wanted if ends else ""
+    moved = [role for role in ("x", "w", "y") if changed[role] or (role in (wanted, *p.given) and _is_worth(p, role))]
     if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved
@@ -90,10 +95,12 @@ def _is_worth(p: Problem, role: Role) -> bool:
 
 
 def _last(p: Problem, role: Role) -> Ints:
-    """Strides with the channels last: of w, those of x."""
+    """Strides with the channels last: of w, those of x, if there are several."""
     shape = p.shape(role)
     space = tuple(range(3, len(shape)))
-    order = (0, 1, *space, 2) if role == "w" else (0, *space, 1, 2)
+    order = (0, *space, 1, 2)
+    if role == "w":
+        order = (0, 1, *space, 2) if p.cx > 1 else (0, *space, 2, 1)
     return settle(shape, dense_strides(shape, order))
 
 
@@ -119,8 +126,10 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
-    made_by = f"the sums by the level {inner.level}"
-    why = (f"{told}; {made_by}", *(reason for reason in inner.why if reason != f"not copies: {SIDE_BY_SIDE}"))
+    why = (
+        f"{told}; the sums by the level {inner.level}",
+        *(reason for reason in inner.why if reason != f"not copies: {SIDE_BY_SIDE}"),
+    )
     return replace(inner, launches=launches, areas=(*areas, *inner.areas), seconds=seconds, why=why)
 
 
