@@ -227,7 +227,7 @@ def test_other_candidates_compile(kind):
     space = views.space(problem)
     operands = gather.operands_of(problem, TARGET, "default")
     for candidate in (
-        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, way, TARGET)
+        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, space, way, TARGET)
     ):
         plan = launches.settle(problem, space, candidate, TARGET)
         constants = dict(plan.launches[-1].constants)
