@@ -18,7 +18,8 @@ CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
-THIN = {2: 1.15, 3: 1.08, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
+TALL = 1.03  # of a block, where a box of more than 128 positions comes for every tap
+THIN = {2: 1.25, 3: 1.12, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
 TILE = 600  # cycles of a tile besides its sum
 STORED_BYTES = {"copy": 64, "rows": 20, "turned": 20}  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
@@ -32,18 +33,20 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
     costs = [blocks * _box_cycles(way, shape, box, view, target) for view in way.views]
     item = DTYPES[p.out_dtype].size
     stored = shape.results * item / STORED_BYTES.get(store, PLAIN_BYTES * item)
-    if store == "turned":  # memory comes in pieces of 32 bytes
-        stored *= max(1.0, 32 / (box.size[3] * item))
+    if store == "turned" or (store == "plain" and way.inner):  # memory comes in pieces of 32 bytes
+        stored *= max(1.0, 32 / (box.size[3] * item * max(way.inner, 1)))
     tile = TILE + stored
-    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (costs, tile))
+    columns = way.column_tiles(p, shape.columns) if box.resident else 1
+    programs = target.multiprocessors // columns * columns
+    cycles = START + _longest(p, way, shape, box, programs, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:
         given = p.size("x" if p.wanted == "y" else "y")
         moved += 2 * given
         before = copy_seconds(target, 10 * given) + LAUNCH
     compute, memory = cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)
-    # Of equals, the better one has less to compute, and stores to fewer images at once.
-    return max(compute, memory) + LAUNCH + before + compute / 100 + (1e-9 * box.size[2] if way.inner else 0.0)
+    # Of equals, the better one has less to compute.
+    return max(compute, memory) + LAUNCH + before + compute / 100
 
 
 def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) -> float:
@@ -59,7 +62,8 @@ def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) ->
     # Few blocks in flight wait for memory now and then.
     waiting = min(box.a_stages * rows, box.a_stages * rows if box.resident else box.b_stages)
     thin = THIN.get(waiting, 1.0)
-    return max(products, copies) * thin + min(products, copies) * OVERLAP + STEP
+    tall = TALL if rows == 1 and 2 * shape.half > 128 else 1.0
+    return max(products, copies) * thin * tall + min(products, copies) * OVERLAP + STEP
 
 
 def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[list[float], float]) -> float:
