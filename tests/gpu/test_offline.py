@@ -16,7 +16,7 @@ import triton
 from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, registry
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -107,6 +107,36 @@ def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
         told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
         assert "Used" in told, "verbose"
         assert "Performance Loss" not in told, way
+
+
+WALKS = [
+    ("depthwise", "x", "bf16", "sm_90"),
+    ("depthwise", "w", "f32", "sm_80"),
+    ("pixels", "y", "bf16", "sm_100"),
+    ("pixels", "w", "bf16", "sm_90"),
+    ("large kernel", "x", "bf16", "sm_90"),
+    ("large kernel", "w", "bf16", "sm_90"),
+    ("four of a group", "x", "bf16", "sm_90"),
+]
+DEPTHWISE = {
+    "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
+    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(WALKS[3:4], WALKS))
+def test_walks_compile(name, wanted, dtype, kind):
+    """Rows that are kept stay in registers, and neighbours are loaded together."""
+    target = of_kind(kind)
+    plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
+    assert plan.level == "rows"
+    kernel = compiler.build(plan.launches[0], target, aligned=True)
+    assert spills(kernel) == 0
+    assert ".local" not in kernel.asm["ptx"]
+    if name != "large kernel":  # a thread has a channel or two of it
+        assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 
 
 def test_neighbours_are_loaded_together():
