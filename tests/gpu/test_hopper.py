@@ -117,6 +117,7 @@ def addresses(problem):
         "y bf16 n2 g1 cx3 cy2 x9x8 w2x3 y3x3 s3x2 d2x1 p0x0 x@nxc w@xio",
         "y bf16 n1 g1 cx1 cy2 x9x8 w3x2 y7x7 s1x1 d1x1 p0x0",
         "y bf16 n2 g1 cx4 cy3 x9 w3 y3 s3 d1 p0 x@nxc w@xio",
+        "y bf16 n2 g1 cx2 cy3 x9x3 w3x1 y3x2 s3x2 d1x2 p0x0 x@nxc w@xio",
     ],
 )
 def test_windows_are_read_as_channels(line):

@@ -37,6 +37,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         if sum(way.bytes.values()) > min(MOST, 3 * p.bytes + (64 << 20)):
             continue
         copied = around(p, way, target, precision)
+        if copied and "portable" in copied.why[0] and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
+            continue  # its model does not know what it takes to store to so many places
         if copied is not None and (best is None or copied.seconds < best.seconds):
             best = copied
     if best is None:
