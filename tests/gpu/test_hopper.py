@@ -92,6 +92,13 @@ def test_positions_within_a_stride_meet_all_that_reaches_them():
         assert max(met) < first[axis] + count[axis]
 
 
+def test_phases_beyond_the_result_are_left_out():
+    line = "x bf16 n2 g1 cx64 cy64 x18x2x17 w2x4x1 y23x1x24 s1x3x1 d1x1x1 p3x2x3 x@nxc y@nxc w@xio"
+    plan = gather.plan(Problem.parse(line), TARGET)
+    assert isinstance(plan, Plan), plan
+    assert all(min(descriptor.shape) > 0 for descriptor in plan.launches[-1].descriptors)
+
+
 def addresses(problem):
     """For every element of y, the pairs of elements of x and w whose products it sums, all by their addresses."""
     found = {}
