@@ -134,6 +134,47 @@ def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.nd
     return acc, (column, (p0, p1, p2), image, tile)
 
 
+def places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: int) -> np.ndarray:
+    """Where the results of a tile go, by its rows and columns; -1 is nowhere."""
+    n = numbers(launch)
+    base, within = column // n.subtiles * n.share_made, column % n.subtiles * n.COLUMNS
+    found = np.full((prod(n.BOX), n.COLUMNS), -1)
+    view = n.VIEWS[tile]
+    for m, j in product(range(prod(n.BOX)), range(within, within + n.COLUMNS)):
+        t1, t0, i, t2 = np.unravel_index(m, n.BOX)
+        t = [at + by for at, by in zip(first, (t0, t1, t2), strict=True)]
+        inside, c = (0, 0, 0), base + j
+        if n.INNER:
+            inside, c = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else inside, j % n.INNER
+        p = [a * s + view[PHASE + x] + b for x, (a, s, b) in enumerate(zip(t, n.STRIDE, inside, strict=True))]
+        has = image + i < n.images and all(a < b for a, b in zip(t, n.steps, strict=True))
+        has = has and all(a < b for a, b in zip(p, n.out_sizes, strict=True))
+        if has and j < (n.made if n.INNER else n.share_made) and (c < n.made or n.INNER):
+            found[m, j - within] = sum(a * s for a, s in zip((image + i, c, *p), n.out_strides, strict=True))
+    return found
+
+
+def copied_places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: int) -> np.ndarray:
+    """The same where the copy engine brings the results: each half of a tile is a box."""
+    n = numbers(launch)
+    result = launch.descriptors[9 + (tile if len(n.VIEWS) > n.LOOPS else 0)]
+    halves = []
+    for group in (0, 1):
+        start = [first[1], first[0], image, first[2], column // n.subtiles * n.share_made]
+        start[4] += column % n.subtiles * n.COLUMNS
+        start = [
+            at + group * (size - half)
+            for at, size, half in zip(start, (*n.BOX, 0), (*result.block[:4], 0), strict=True)
+        ]
+        axes = np.ix_(*[np.arange(at, at + size) for at, size in zip(start, result.block, strict=True)])
+        inside = np.ones(result.block, bool)
+        for axis, size in zip(axes, result.shape, strict=True):
+            inside = inside & (axis < size)
+        at = result.offset + sum(axis * stride for axis, stride in zip(axes, result.strides, strict=True))
+        halves.append(np.where(inside, at, -1).reshape(-1, n.COLUMNS))
+    return np.concatenate(halves)
+
+
 def gather(launch: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) -> None:
     """All tiles; every result is written once."""
     n = numbers(launch)
@@ -142,25 +183,18 @@ def gather(launch: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) 
     assert n.total == prod(n.tiles) * (len(n.VIEWS) // n.LOOPS)
     assert not n.RESIDENT or launch.programs % n.tiles[0] == 0
     for number in range(n.total):
-        acc, (column, first, image, tile) = sums(launch, memory, number)
-        base, within = column // n.subtiles * n.share_made, column % n.subtiles * n.COLUMNS
-        view = n.VIEWS[tile]
-        for m, j in product(range(prod(n.BOX)), range(within, within + n.COLUMNS)):
-            t1, t0, i, t2 = np.unravel_index(m, n.BOX)
-            t = [at + by for at, by in zip(first, (t0, t1, t2), strict=True)]
-            inside, c = (0, 0, 0), base + j
-            if n.INNER:
-                inside, c = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else inside, j % n.INNER
-            p = [a * s + view[PHASE + x] + b for x, (a, s, b) in enumerate(zip(t, n.STRIDE, inside, strict=True))]
-            has = image + i < n.images and all(a < b for a, b in zip(t, n.steps, strict=True))
-            has = has and all(a < b for a, b in zip(p, n.out_sizes, strict=True))
-            if not has or j >= (n.made if n.INNER else n.share_made) or (c >= n.made and not n.INNER):
-                continue
-            place = int(sum(a * s for a, s in zip((image + i, c, *p), n.out_strides, strict=True)))
-            assert not written[place], "a result is written twice"
-            written[place] = True
-            value = acc[m, j - within] + (bias[c * n.bias_stride] if n.BIAS else 0)
-            out[place] = value + (out[place] if n.ACCUMULATE else 0)
+        acc, (column, *where) = sums(launch, memory, number)
+        found = places(launch, column, *where)
+        if n.STORE == "copy":
+            assert np.array_equal(copied_places(launch, column, *where), found)
+        j = np.arange(n.COLUMNS) + column % n.subtiles * n.COLUMNS
+        channels = j % n.INNER if n.INNER else column // n.subtiles * n.share_made + j
+        has = found >= 0
+        if n.BIAS:
+            acc = acc + np.where(has, bias[np.where(has, channels, 0) * n.bias_stride], 0)
+        assert not written[found[has]].any(), "a result is written twice"
+        written[found[has]] = True
+        out[found[has]] = acc[has] + (out[found[has]] if n.ACCUMULATE else 0)
 
 
 def compute(plan: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) -> None:
