@@ -206,6 +206,7 @@ SUMS = {
     "few channels": "bf16 n2 g1 cx3 cy16 x9x8 w5x4 y5x4 s2x2 d1x1 p2x1 x@nxc y@nxc w@xio bias",
     "patches": "bf16 n2 g1 cx4 cy16 x12x8 w4x4 y3x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio",
     "groups": "bf16 n2 g12 cx6 cy10 x3x4 w3x2 y3x5 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "groups of one": "bf16 n2 g8 cx1 cy8 x3x4 w2x2 y3x5 s1x1 d1x1 p0x1 x@nxc y@nxc bias",
     "1d": "bf16 n9 g1 cx16 cy16 x20 w9 y20 s1 d1 p4 x@nxc y@nxc w@xio",
     "3d": "bf16 n1 g1 cx16 cy16 x3x4x5 w2x3x2 y4x4x4 s1x1x1 d1x1x1 p1x1x0 x@nxc y@nxc",
     "padding beyond the kernel": "bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 x@nxc y@nxc",

@@ -71,6 +71,12 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
     return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
 
 
+def result_strides(p: Problem, s: Space) -> Ints:
+    """Strides of the result: those of its channels go on from group to group."""
+    of = arranged_strides(p, p.wanted, s.order)
+    return (*of[:2], of[1], *of[3:]) if p.g > 1 and channels(p)[1] == 1 else of
+
+
 def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
     if DTYPES[p.out_dtype].size != 2 or p.accumulate:
@@ -82,7 +88,7 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
-    of = arranged_strides(p, p.wanted, s.order)
+    of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
@@ -118,7 +124,7 @@ def results_of(p: Problem, s: Space, best: Candidate, store: str) -> tuple[Descr
 
 def is_merged(p: Problem, s: Space, way: Way) -> bool:
     """Whether the pixels of x within a stride lie side by side with their channels, and all of them are inside."""
-    of = arranged_strides(p, p.wanted, s.order)
+    of = result_strides(p, s)
     return way.inner > 0 and of[2] in (0, 1) and of[LAST] == way.inner and s.made[2] % s.stride[2] == 0
 
 
@@ -126,7 +132,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
     """The launch that takes the sums."""
     way, shape, box = best.way, best.shape, best.box
     inputs = inputs_of(p, s, best)
-    out_strides = arranged_strides(p, p.wanted, s.order)
+    out_strides = result_strides(p, s)
     unit = 2 if out_strides[2] == 1 else LAST if out_strides[LAST] == 1 else -1
     programs = min(prod(best.tiles), target.multiprocessors)
     if box.resident:
