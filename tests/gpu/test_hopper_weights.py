@@ -130,7 +130,7 @@ def test_layers_get_the_forms_that_are_made_for_them():
         return boxes.numbers(plan.launches[-2]), plan
 
     dense, plan = walk(f"w bf16 n128 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 {NXC}")
-    assert (dense.WALK[boxes.TAPS], dense.COLUMNS, dense.HALO) == (3, 128, 2)
+    assert (dense.WALK[boxes.TAPS], dense.COLUMNS * dense.SPLIT, dense.HALO) == (3, 128, 2)
     assert "3 taps from one box" in " ".join(plan.why)
     last, _ = walk(f"w bf16 n128 g1 cx512 cy512 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 {NXC}")
     assert last.WALK[boxes.SKIP]

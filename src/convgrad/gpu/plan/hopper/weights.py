@@ -35,12 +35,12 @@ STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 MOST_PARTS = 96  # of the units, where each has boxes of its own
-CACHE_BYTES = 30  # of blocks that a multiprocessor gets in a cycle
+CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
 STAGE = 24  # cycles of a stage besides
 PROGRAM = 4e-6  # seconds before the first products
-SLOT = 0.6e-6  # seconds that it takes to write a tile's sums
-FINISH = 4e-6  # seconds of adding slots, besides their bytes
-SLOT_SHARE = 0.8  # of the memory's rate, at which slots are written and read: they stay in the second cache
+STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
+FINISH = 5e-6  # seconds of adding slots, besides their bytes
+SLOT_SHARE = 1.6  # of the memory's rate, at which slots are written and read: they stay in the second cache
 
 
 class Laying(NamedTuple):
@@ -416,6 +416,7 @@ def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
     view = View(seen, y, pairs * p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
+    view = _merged(view) if item == 2 else view
     return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
 
 
@@ -443,6 +444,31 @@ def _unfolded(view: View, axis: int) -> View:
     )
 
 
+def _merged(view: View) -> View:
+    """Axes that have one tap, and images, are one long axis where they lie in memory so: boxes of it waste nothing."""
+    taps = view.taps
+    single = [a for a in range(3) if (taps.kernel[a], taps.stride[a], taps.pad[a]) == (1, 1, 0)]
+    single = [a for a in single if view.x.sizes[a] == view.y.sizes[a] > 1]
+    sides = [[list(side.sizes), list(side.strides)] for side in (view.x, view.y)]
+    for at, outer in enumerate(single):
+        for inner in single[at + 1 :]:
+            if all(steps[outer] == steps[inner] * sizes[inner] and sizes[outer] > 1 for sizes, steps in sides):
+                for sizes, _ in sides:
+                    sizes[inner], sizes[outer] = sizes[inner] * sizes[outer], 1
+                break
+    images = view.images
+    for inner in single if view.pairs == 1 else []:
+        if images > 1 and all(steps[3] == steps[inner] * sizes[inner] for sizes, steps in sides):
+            for sizes, _ in sides:
+                sizes[inner] *= images
+            images = 1
+    x, y = (
+        side._replace(sizes=tuple(sizes), strides=tuple(steps))
+        for side, (sizes, steps) in zip((view.x, view.y), sides, strict=True)
+    )
+    return view._replace(x=x, y=y, images=images)
+
+
 def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
@@ -458,7 +484,7 @@ def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[
         x = _laid(p, "x", sizes, prod(fold) * p.cx)
         laying = _lay(p, "x", x, fold, _PARTS[pairs])
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
+        view = _merged(View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
         fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
             found.append((view, (laying, *before)))
@@ -661,10 +687,10 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
     compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     few = _stages(cut, target)
-    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.2
+    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
     met = min(each, 1 + cut.tiles / programs)
-    found = each * stage / (target.clock * 1e9) + PROGRAM + met * SLOT
+    found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
     found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
@@ -732,7 +758,8 @@ def _list(cut: Cut) -> Values:
 def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     view, columns = cut.view, cut.columns * cut.split
     per_tile = programs / cut.tiles + 1
-    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (32, 32, 4)
+    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (64, 64, 4)
+    warps = 8 if rows == 64 else 4
     lanes = min(lanes, columns)
     of_w = view.w.strides
     unit = 2 if of_w[2] == 1 else 1 if of_w[1] == 1 else -1
@@ -762,4 +789,4 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     )
     count = cut.tiles * cut.sums * (64 // rows) * (columns // lanes)
     tensors = ((PARTS, "f32"), ("w", p.out_dtype))
-    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights", early=True)
+    return Launch("finish_weights", count, tensors, values, constants, warps, 1, "hopper.weights", early=True)
