@@ -226,14 +226,14 @@ def laid(launch: Any, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
     """x with taps as channels, or in parts, in flat memory."""
     n = numbers(launch)
-    out = np.full((n.images, *n.out_sizes, n.WIDTH), np.nan)
+    out = np.full((n.images, *n.OUT_SIZES, n.WIDTH), np.nan)
     assert launch.programs * n.PIXELS * n.COLUMNS >= out.size
     for place in np.ndindex(*out.shape):
         image, *pixel, column = place
         f, c = divmod(column, n.CHANNELS)
         taps = (f // (n.FOLD[2] * n.FOLD[1]), f // n.FOLD[2] % n.FOLD[1], f % n.FOLD[2])
-        at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.step, taps, n.dilation, n.pad, strict=True)]
-        inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.x_sizes, strict=True))
+        at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.STEPS, taps, n.SPREAD, n.PADS, strict=True)]
+        inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.X_SIZES, strict=True))
         offset = sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
         out[place] = x[offset] if inside else 0
     parts = []

@@ -588,12 +588,12 @@ def fold_taps(
     x,
     out,  # (n, axes, width)
     x_strides,  # n, channels, axes
-    x_sizes,
-    out_sizes,
-    step,  # of x from one pixel of the result to the next
-    dilation,
-    pad,
     images,
+    X_SIZES: tl.constexpr,
+    OUT_SIZES: tl.constexpr,
+    STEPS: tl.constexpr,  # of x from one pixel of the result to the next
+    SPREAD: tl.constexpr,  # of taps
+    PADS: tl.constexpr,
     FOLD: tl.constexpr,
     SPLIT: tl.constexpr,  # parts in bf16 of numbers of f32; 1 leaves them as they are
     CHANNELS: tl.constexpr,
@@ -608,12 +608,12 @@ def fold_taps(
     number = tl.program_id(0)
     column = number % (WIDTH // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     pixel = number // (WIDTH // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
-    outer = pixel // out_sizes[2]
-    i2 = pixel - outer * out_sizes[2]
-    image = outer // out_sizes[1]
-    i1 = outer - image * out_sizes[1]
-    n = image // out_sizes[0]
-    i0 = image - n * out_sizes[0]
+    outer = pixel // OUT_SIZES[2]
+    i2 = pixel - outer * OUT_SIZES[2]
+    image = outer // OUT_SIZES[1]
+    i1 = outer - image * OUT_SIZES[1]
+    n = image // OUT_SIZES[0]
+    i0 = image - n * OUT_SIZES[0]
     has = (n < images)[:, None] & (column < FOLD[0] * FOLD[1] * FOLD[2] * CHANNELS)[None, :]
     if PLAIN:
         c = column
@@ -621,31 +621,31 @@ def fold_taps(
         j1 = j0
         j2 = j0
     else:
-        i0 = i0 * step[0] - pad[0]
-        i1 = i1 * step[1] - pad[1]
-        i2 = i2 * step[2] - pad[2]
+        i0 = i0 * STEPS[0] - PADS[0]
+        i1 = i1 * STEPS[1] - PADS[1]
+        i2 = i2 * STEPS[2] - PADS[2]
         c = column % CHANNELS
         f = column // CHANNELS
         j2 = f % FOLD[2]
-        j1 = f // FOLD[2] % FOLD[1] * dilation[1]
-        j0 = f // (FOLD[2] * FOLD[1]) * dilation[0]
+        j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
+        j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
         if FLAT:
             # Pixels and channels along the last axis are one run of numbers.
             c = column % (FOLD[2] * CHANNELS)
             inside = (i2 * CHANNELS)[:, None] + c[None, :]
-            has = has & (inside.to(tl.uint32, bitcast=True) < (x_sizes[2] * CHANNELS).to(tl.uint32))
+            has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
             j2 = j2 * 0
         else:
-            j2 = j2 * dilation[2]
-            has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < x_sizes[2].to(tl.uint32))
+            j2 = j2 * SPREAD[2]
+            has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
         if FOLD[1] > 1:
-            has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < x_sizes[1].to(tl.uint32))
+            has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
         else:
-            has = has & ((i1 >= 0) & (i1 < x_sizes[1]))[:, None]
+            has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
         if FOLD[0] > 1:
-            has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < x_sizes[0].to(tl.uint32))
+            has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
         else:
-            has = has & ((i0 >= 0) & (i0 < x_sizes[0]))[:, None]
+            has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
     if WIDE:
         n = n.to(tl.int64)
         i0 = i0.to(tl.int64)
@@ -666,7 +666,7 @@ def fold_taps(
         tl.store(to, rounded, mask=there)
         if part + 1 < SPLIT:
             found -= rounded.to(tl.float32)
-            to += (images * out_sizes[0] * out_sizes[1] * out_sizes[2]).to(tl.int64) * WIDTH
+            to += images.to(tl.int64) * (OUT_SIZES[0] * OUT_SIZES[1] * OUT_SIZES[2] * WIDTH)
 
 
 @triton.jit

@@ -505,20 +505,20 @@ def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
     plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
     width = side.strides[2]
     columns = min(64, width & -width)
-    pixels = 2048 // columns
+    pixels = (2048 if columns == 64 else 8192) // columns
     step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
     channels = side.channels // prod(fold)
     flat = step == 1 and (plain or (axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)))
     values: Values = (
         ("x_strides", (of[0], step, *of[3:])),
-        ("x_sizes", axes.sizes(role)),
-        ("out_sizes", side.sizes),
-        ("step", (1, 1, 1) if plain else axes.stride),
-        ("dilation", axes.dilation),
-        ("pad", (0, 0, 0) if plain else axes.pad),
         ("images", p.n),
     )
     constants: Constants = (
+        ("X_SIZES", axes.sizes(role)),
+        ("OUT_SIZES", side.sizes),
+        ("STEPS", (1, 1, 1) if plain else axes.stride),
+        ("SPREAD", axes.dilation),
+        ("PADS", (0, 0, 0) if plain else axes.pad),
         ("FOLD", fold),
         ("SPLIT", parts),
         ("CHANNELS", channels),
