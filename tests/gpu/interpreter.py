@@ -26,7 +26,7 @@ from convgrad import calls, engine, host
 from convgrad.backend import Refusal
 from convgrad.gpu.compile import function
 from convgrad.gpu.launch import PLACES
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, rows
 from convgrad.gpu.plan.records import Launch, Plan, offsets
 from convgrad.gpu.target import Target, of_kind
 from convgrad.spec import Problem
@@ -75,6 +75,10 @@ class Backend:
     def plan(self, problem: Problem, device: Any) -> Plan | Refusal:
         if self.rng is None or not problem.flops or not problem.size(problem.wanted):
             found = choose.plan(problem, self.target, self.precision)
+        elif not rows.hindrance(problem) and self.rng.random() < 0.7:
+            found = rows.plan(problem, self.target)
+            if self.rng.random() < 0.3:
+                found = widened(found)
         else:
             ways = choose.candidates(problem, self.target, self.precision)
             kind = self.rng.choice(sorted({(way.kernel, way.flat, way.parts > 1) for way in ways}))

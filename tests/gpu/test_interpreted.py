@@ -155,7 +155,7 @@ PATCHES = {
 def taken_for_fewer(line):
     """A problem whose windows touch, as it is and as it is taken; how many taps it is then."""
     problem = Problem.parse(line)
-    plan = registry.make_plan(problem, interpreter.small("sm_90", 8))
+    plan = registry.make_plan(problem, interpreter.small("sm_80", 8))
     check(problem, plan)
     return prod(patches.merged(problem).w)
 

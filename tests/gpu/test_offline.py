@@ -16,7 +16,7 @@ import triton
 from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, registry
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -54,13 +54,17 @@ SPILLS = 4  # instructions in a loop of hundreds: split products of f32 come clo
 ALL = [(n, w, t, k) for n in LAYERS for w in "xyw" for t in ("f32", "bf16", "f16", "f64") for k in KINDS]
 
 
-def spills(kernel) -> int:
-    """Instructions within loops that move registers to memory and back, because there were too few."""
+def machine_code(kernel) -> str:
+    """A kernel as the processor has it."""
     tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm")
     file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
-    told = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+
+
+def spills(kernel) -> int:
+    """Instructions within loops that move registers to memory and back, because there were too few."""
     labels, code = {}, []
-    for line in told.splitlines():
+    for line in machine_code(kernel).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
@@ -103,6 +107,36 @@ def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
         told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
         assert "Used" in told, "verbose"
         assert "Performance Loss" not in told, way
+
+
+WALKS = [
+    ("depthwise", "x", "bf16", "sm_90"),
+    ("depthwise", "w", "f32", "sm_80"),
+    ("pixels", "y", "bf16", "sm_100"),
+    ("pixels", "w", "bf16", "sm_90"),
+    ("large kernel", "x", "bf16", "sm_90"),
+    ("large kernel", "w", "bf16", "sm_90"),
+    ("four of a group", "x", "bf16", "sm_90"),
+]
+DEPTHWISE = {
+    "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
+    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(WALKS[3:4], WALKS))
+def test_walks_compile(name, wanted, dtype, kind):
+    """Rows that are kept stay in registers, and neighbours are loaded together."""
+    target = of_kind(kind)
+    plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
+    assert plan.level == "rows"
+    kernel = compiler.build(plan.launches[0], target, aligned=True)
+    assert spills(kernel) == 0
+    assert ".local" not in kernel.asm["ptx"]
+    if name != "large kernel":  # a thread has a channel or two of it
+        assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 
 
 def test_neighbours_are_loaded_together():

@@ -9,7 +9,7 @@ import pytest
 
 import convgrad
 from convgrad import UnsupportedError
-from convgrad.gpu.plan import axes, choose, cost, registry, relaid
+from convgrad.gpu.plan import axes, choose, cost, registry, relaid, rows
 from convgrad.gpu.target import KNOWN, of_kind
 from convgrad.spec import Problem
 
@@ -25,6 +25,22 @@ def plan(line, kind="sm_90", asked="default"):
 def test_layers_get_the_kernels_that_are_made_for_them(wanted):
     assert plan(DENSE.format(wanted, "bf16")).kernel == ("weights" if wanted == "w" else "gather")
     assert plan(DEPTHWISE.format(wanted, "bf16")).kernel == ("lanes_weights" if wanted == "w" else "lanes")
+
+
+@pytest.mark.parametrize("wanted", "xyw")
+@pytest.mark.parametrize("kind", ["sm_80", "sm_90"])
+def test_depthwise_layers_are_walked(wanted, kind):
+    """Channels are in the lanes where they lie side by side, else pixels; what cannot be walked is left to others."""
+    target = of_kind(kind)
+    for line, pixels in ((DEPTHWISE, False), (DEPTHWISE.replace("x@nxc y@nxc", ""), True)):
+        problem = Problem.parse(line.format(wanted, "bf16"))
+        found = registry.make_plan(problem, target)
+        assert (found.level, rows.choose(problem, target).pixels) == ("rows", pixels)
+        # Sums in parts are few beside the tensors.
+        assert found.workspace <= problem.bytes / 8
+    for line in (DEPTHWISE.replace("g192 cx1 cy1", "g1 cx192 cy192"), DEPTHWISE.replace("w3x3", "w3x31")):
+        assert rows.hindrance(Problem.parse(line.format(wanted, "bf16")))
+    assert rows.hindrance(Problem.parse(DEPTHWISE.format(wanted, "f64")))
 
 
 def test_few_channels_make_one_axis_with_the_taps():
@@ -103,7 +119,7 @@ def test_levels_are_asked_in_their_order(monkeypatch):
         registry.Level("later", "c", least=100),
         registry.Level("first", "a"),
         registry.Level("second", "b", 90, 90, aligned=True),
-        registry.Level("last", "c"),
+        registry.Level("last", "c", stage=1),
     )
     monkeypatch.setattr(registry, "LEVELS", levels)
     monkeypatch.setattr(registry, "_module", modules.get)
@@ -122,7 +138,7 @@ def test_levels_are_asked_in_their_order(monkeypatch):
 def test_copies_stand_around_what_another_level_makes():
     """Channels first: what is read is copied, so is the result; each copy is an area, and no tensor is taken twice."""
     line = "x bf16 n16 g1 cx128 cy256 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
-    problem, target = Problem.parse(line), of_kind("sm_90")
+    problem, target = Problem.parse(line), of_kind("sm_80")
     found = registry.make_plan(problem, target)
     assert found.level == "copies"
     kernels = [launch.kernel for launch in found.launches]

@@ -17,6 +17,7 @@ from ..target import Target
 MATRIX_SHARE = 0.8  # of the tensor cores' rate, that products reach which nothing else holds up
 VECTOR_SHARE = 0.5  # of the plain units' rate, where operands come from shared memory
 BANDWIDTH_SHARE = 0.8
+HOPEFUL = 3  # times what this model expects of loads that are not copied in bulk is what they were seen to take
 COPY_SHARE = 0.6  # of the memory's bandwidth, where neighbours change
 CACHE_BYTES = 40  # that a multiprocessor gets from the second cache in a cycle: 64 at most
 ISSUE = 3.0  # instructions of warps that a multiprocessor begins in a cycle: 4 at most

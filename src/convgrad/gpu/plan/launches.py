@@ -47,7 +47,7 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     w_strides = strides(p, "w")
     if p.wanted == "y":
         w_strides = (w_strides[0], w_strides[2], w_strides[1], *w_strides[3:])
-    out_strides = _workspace_strides(p) if split else strides(p, p.wanted)
+    out_strides = workspace_strides(p) if split else strides(p, p.wanted)
     biased = p.bias_stride is not None and not split
     axes = dict(over.values)
     values: Values = (
@@ -82,14 +82,14 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("BIAS", biased),
         ("ACCUMULATE", p.accumulate and not split),
     )
-    out = _out(p, split)
+    out = out_tensor(p, split)
     tensors = ((given, p.dtype), ("w", p.dtype), out, ("bias", p.dtype) if biased else out)
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages)
 
 
 def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     axes, split = three(p), best.parts > 1
-    out_strides = _workspace_strides(p) if split else strides(p, "w")
+    out_strides = workspace_strides(p) if split else strides(p, "w")
     values = (
         ("x_strides", strides(p, "x")),
         ("y_strides", strides(p, "y")),
@@ -127,7 +127,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
             ("PRECISION", precision),
         )
     constants += (("DOUBLE", p.dtype == "f64"), ("WIDE", is_wide(p)), ("ACCUMULATE", p.accumulate and not split))
-    tensors = (("x", p.dtype), ("y", p.dtype), _out(p, split))
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
 
 
@@ -148,7 +148,8 @@ def _is_even(p: Problem, role: str) -> bool:
     return shape[LAST] > 1
 
 
-def _out(p: Problem, split: bool) -> tuple[str, str]:
+def out_tensor(p: Problem, split: bool) -> tuple[str, str]:
+    """What the kernel of the sums writes: the result, or parts of it."""
     return (PARTS, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
 
 
@@ -162,7 +163,7 @@ def _shape(p: Problem) -> Ints:
     return (*p.shape(p.wanted)[:3], *three(p).sizes(p.wanted))
 
 
-def _workspace_strides(p: Problem) -> Ints:
+def workspace_strides(p: Problem) -> Ints:
     """Strides of a part of the sums, which lies as the result does, but without gaps."""
     shape = _shape(p)
     dense = dense_strides(shape, _order(p))
@@ -175,9 +176,11 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
+    # Few results make small programs, which read several parts side by side, or all would wait for memory in turn.
     count = FINISH
-    while count > 128 and elements < count * FINISHERS:
+    while count > 32 and elements < count * FINISHERS:
         count //= 2
+    beside = min(FINISH // count // 2, 16, 1 << (parts - 1).bit_length()) if parts and count < 128 else 1
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -187,7 +190,8 @@ def finish(p: Problem, parts: int) -> Launch:
     )
     constants: Constants = (
         ("COUNT", count),
-        ("TOGETHER", max(1, min(TOGETHER, parts))),
+        ("BESIDE", beside),
+        ("TOGETHER", max(1, min(TOGETHER, ceil(parts / beside)))),
         ("DOUBLE", p.dtype == "f64"),
         ("WIDE", is_wide(p) or parts * elements >= 2**31 - 2**20),
         ("BIAS", p.bias_stride is not None),

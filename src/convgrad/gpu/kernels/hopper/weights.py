@@ -257,7 +257,7 @@ def zeros(COUNT: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     """The sums of so many taps."""
     found = ()
     for _ in gl.static_range(COUNT):
-        found = found + (gl.zeros([64, COLUMNS], gl.float32, SUMS),)  # noqa: RUF005
+        found = found + (gl.zeros([64, COLUMNS], gl.float32, SUMS),)
     return found
 
 
@@ -289,7 +289,7 @@ def products(
         else:
             # The next unit, whose channels lie beside these, begins so many rows on.
             x = at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
-        found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)  # noqa: RUF005
+        found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)
     return found
 
 
