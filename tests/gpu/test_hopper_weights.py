@@ -152,7 +152,7 @@ def test_a_list_is_cut_evenly():
             assert n.whole == count * n.columns
 
 
-FORMS = ["dense", "far taps", "3D", "grouped in f32", "stem", "strided"]
+FORMS = ["dense", "far taps", "3D", "grouped in f32", "stem", "strided", "dense in f32"]
 
 
 @pytest.mark.parametrize("name", slow_but(["dense"], FORMS))
@@ -161,7 +161,8 @@ def test_machine_code_is_a_bare_loop(name):
     pytest.importorskip("triton")
     from test_offline import spills
 
-    for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, "default").launches:
+    precision = "tf32" if name == "dense in f32" else "default"
+    for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, precision).launches:
         kernel = compiler.build(launch, TARGET, aligned=True)
         assert kernel.metadata.shared <= TARGET.shared
         assert spills(kernel) == 0

@@ -730,7 +730,7 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
         ("PAIRS", view.pairs),
-        ("REGISTERS", 232 if cut.registers > 160 else 216),
+        ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
         ("TF32", item == 4),
     )
     tensors = ((PARTS, "f32"),)
