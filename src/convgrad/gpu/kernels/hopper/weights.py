@@ -326,11 +326,11 @@ def products_in_tf32(
         under_way = warpgroup_mma(x, y_block, sums[s], is_async=True)
         if s > 0:
             finished, _ = warpgroup_mma_wait(1, [before, before_x])
-            found = found + (finished,)  # noqa: RUF005
+            found = found + (finished,)
         before = under_way
         before_x = x
     finished, _ = warpgroup_mma_wait(0, [before, before_x])
-    return found + (finished,)  # noqa: RUF005
+    return found + (finished,)
 
 
 @gluon.jit
