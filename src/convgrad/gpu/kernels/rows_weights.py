@@ -167,8 +167,8 @@ def rows_weights(
                     total += left.to(tl.float32) * right.to(tl.float32)
             again = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
             again += own_y * out_strides[1] + own_x * out_strides[2]
-            held = tl.load(again, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
-            tl.store(again, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
+            held = tl.load(again, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0).to(tl.float32)
+            tl.store(again, tl.sum(total, 0)[None, :].to(out.dtype.element_ty), mask=held != held)
 
 
 @triton.jit

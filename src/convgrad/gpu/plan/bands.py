@@ -15,6 +15,7 @@ from .records import Constants, Launch, Plan, Values
 DOES = "rows of taps as bands of matrices, by tensor cores, along rows"
 WIDTH = 16  # columns of a run
 ALIGNED = 8  # elements of 16 bits that are read at once
+WORTH = 5  # taps of a row from which on bands are the quicker way
 MOST_BANDS = 9  # of 32 by 16: a warp holds one in eight registers
 
 
@@ -24,6 +25,7 @@ class Window(NamedTuple):
     origin: int  # columns from run to run
     first: int
     size: int  # a power of two
+    needed: int  # of its columns
     band: Ints  # the tap of an entry: by column of the window, of the run, start, divisor
 
 
@@ -31,6 +33,8 @@ def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none."""
     if reason := hindrance(p):
         return reason
+    if rows.spatial(p)[2].w < WORTH:
+        return "rows of few taps take no longer without matrices"
     return settle(p, target, choose(p, target))
 
 
@@ -58,26 +62,31 @@ def window(p: Problem) -> Window:
     """The window of a run."""
     axis = rows.spatial(p)[2]
     needed = [first + i for first, size in rows.reads(p, WIDTH).pieces for i in range(size)]
-    first = min(needed) // ALIGNED * ALIGNED
+    pixels = rows.lie_in_space(p)
+    # Pixels that lie side by side are read 16 bytes at a time.
+    first = min(needed) // ALIGNED * ALIGNED if pixels else min(needed)
     size = max(16, 1 << (max(needed) - first).bit_length())
+    read = size if pixels else max(needed) - first + 1
     if p.wanted == "x":
-        return Window(WIDTH // axis.stride, first, size, (-axis.stride, 1, axis.pad - first * axis.stride, axis.dilation))
-    return Window(WIDTH * axis.stride, first, size, (1, -axis.stride, first + axis.pad, axis.dilation))
+        band = (-axis.stride, 1, axis.pad - first * axis.stride, axis.dilation)
+        return Window(WIDTH // axis.stride, first, size, read, band)
+    return Window(WIDTH * axis.stride, first, size, read, (1, -axis.stride, first + axis.pad, axis.dilation))
 
 
 def choose(p: Problem, target: Target) -> rows.Way:
     """The way for a problem."""
     pixels, over = rows.lie_in_space(p), rows.walk(p)
-    channels = p.g * (p.cy if p.wanted == "y" else p.cx)
-    columns = min(4 if pixels else 16, 1 << (channels - 1).bit_length())
-    way = rows.Way(pixels, 16, columns, WIDTH, over.results, 4, 1, 1)
+    way = rows.Way(pixels, 32, 4, WIDTH, over.results, 4, 3, 1)
+    if not pixels:
+        way = way._replace(rows=16, columns=8, warps=8, ahead=1, registers=128)
+    channel_tiles = ceil(rows.across(p, way) / way.columns)
+    at_once = 2 * target.multiprocessors
     best, least = way, float("inf")
-    for chunks in range(1, min(over.results, 32) + 1):
+    for chunks in range(1, min(over.results, rows.MOST_CHUNKS) + 1):
         found = way._replace(height=ceil(over.results / chunks))
-        tiles = ceil(rows.lanes(p, found) / way.rows) * ceil(channels / way.columns)
-        rounds = ceil(tiles / (target.multiprocessors * 4))
-        cost = rounds * (found.height + over.extra + 6)
-        if cost < least * 0.98:
+        programs = ceil(rows.lanes(p, found) / way.rows) * channel_tiles
+        cost = (programs / at_once + 1) * (found.height + over.extra + rows.STEPS)
+        if cost < least * 0.99:
             best, least = found, cost
     return best
 
@@ -130,6 +139,7 @@ def _launch(p: Problem, way: rows.Way) -> Launch:
         ("ORIGIN", read.origin),
         ("FIRST", read.first),
         ("WINDOW", read.size),
+        ("NEEDED", read.needed),
         ("BAND", read.band),
         ("MADE", made),
         ("FLAT", flat),

@@ -30,6 +30,7 @@ class Level(NamedTuple):
 
 
 LEVELS: tuple[Level, ...] = (
+    Level("bands", "bands"),
     Level("rows", "rows"),
     Level("copies", "relaid", aligned=True),
     Level("portable", "choose"),

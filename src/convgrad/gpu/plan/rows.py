@@ -26,6 +26,14 @@ MOST_INSIDE = 144
 
 DOES = "products one by one along rows, what was read kept in registers"
 
+MOST_CHUNKS = 64
+MOST_PARTS = 512
+STEPS = 3
+"""What a program costs besides its walk, in steps of it."""
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
 
 class Way(NamedTuple):
     """How a problem is walked."""
@@ -161,7 +169,7 @@ def walk(p: Problem, taps: int = 0) -> Walk:
 
 
 def along(p: Problem, axis: Axis) -> Ints:
-    """How a position of the input follows from that of a result: its factor, that of the tap, the start, the divisor."""
+    """How a position of the input follows from that of a result: its factor, the tap's, the start, the divisor."""
     if p.wanted == "x":
         return (1, -axis.dilation, axis.pad, axis.stride)
     return (axis.stride, axis.dilation, -axis.pad, 1)
@@ -389,27 +397,67 @@ def _power(number: int) -> int:
 
 
 def choose(p: Problem, target: Target) -> Way:
-    """The way for a problem."""
+    """The way for a problem: its tile, and the chunks and parts that are expected to be quickest."""
     way = _tile(p)
-    best, least = way, float("inf")
     over = walk(p, way.taps)
+    at_once = resident(target, registers(p, way), way.warps)
     channel_tiles = ceil(across(p, way) / way.columns)
     if p.wanted == "w":
         channel_tiles *= ceil(spatial(p)[1].w / way.taps) * spatial(p)[0].w
-    for chunks in range(1, min(over.results, 64) + 1):
+    best, least = way, float("inf")
+    for chunks in range(1, min(over.results, MOST_CHUNKS) + 1):
         found = way._replace(height=ceil(over.results / chunks))
         tiles = ceil(lanes(p, found) / way.rows)
-        if p.wanted == "w":
-            # All programs at once, each with some tiles.
-            parts = max(1, min(tiles, 2 * target.multiprocessors * 4 // way.warps // channel_tiles))
-            rounds = ceil(tiles / parts)
-            found = found._replace(parts=parts)
+        steps = found.height + over.extra + STEPS
+        if p.wanted != "w":
+            # The last programs run alone: one more round, as a rule of thumb that was measured.
+            ways = [(found, (tiles * channel_tiles / at_once + 1) * steps)]
         else:
-            rounds = ceil(tiles * channel_tiles / (target.multiprocessors * max(1, 16 // way.warps)))
-        cost = rounds * (found.height + over.extra + 6)
-        if cost < least * 0.98:
-            best, least = found, cost
+            ways = [_shared_out(p, found, tiles, channel_tiles, at_once, steps)]
+        for found, cost in ways:
+            if cost < least * 0.99:
+                best, least = found, cost
     return best
+
+
+def _shared_out(p: Problem, way: Way, tiles: int, channel_tiles: int, at_once: int, steps: int) -> tuple[Way, float]:
+    """A way for w with the parts that are expected to be quickest, and what they cost: some tiles each, and an end."""
+    end = STEPS + 0.6 * way.taps * spatial(p)[2].w
+    best, least = way, float("inf")
+    most = max(1, min(MOST_PARTS, p.bytes // 16 // (4 * p.size("w"))))
+    for each in range(1, 257):
+        parts = max(1, min(ceil(tiles / each), most))
+        rounds = parts * channel_tiles / at_once
+        cost = (rounds + 0.5 if rounds > 1 else 1.0) * (ceil(tiles / parts) * steps + end)
+        if cost < least:
+            best, least = way._replace(parts=parts), cost
+        if parts == 1:
+            break
+    return best, least
+
+
+def registers(p: Problem, way: Way) -> int:
+    """What a thread is expected to need: sums, weights or a window, what is read and what is on its way."""
+    column = spatial(p)[2]
+    over, pairs = walk(p, way.taps), p.cx * p.cy if way.inside else 1
+    elements = way.rows * way.columns // (32 * way.warps)
+    given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
+    own = made if way.inside else 1
+    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1).pieces)
+    if p.wanted == "w":
+        kept = way.taps * column.w * pairs + over.live * way.width * own
+        coming = over.down * read + way.width * own
+    else:
+        summed = given if not way.inside else 1
+        kept = over.live * way.width * own + prod(p.w) * summed * pairs
+        coming = over.down * read * summed
+    return elements * (kept + read + way.ahead * coming // 2) + (12 if way.pixels else 24)
+
+
+def resident(target: Target, registers: int, warps: int) -> int:
+    """Programs that run at once."""
+    each = (REGISTERS // (32 * warps)) // max(32, ceil(min(registers, 255) / 8) * 8)
+    return target.multiprocessors * max(1, min(each, 48 // warps))
 
 
 def _tile(p: Problem) -> Way:
@@ -433,6 +481,8 @@ def _tile(p: Problem) -> Way:
         width = max(1, ceil(width / column.stride)) * column.stride
         if pixels and column.stride in (1, 2, 4):
             width = max(width, 8 // item * column.stride)
+    if pixels and row.w == 1:  # there is no walk: several loads of a thread are on their way together
+        each = 2
     warps = 4
     elements = 32 * warps * each
     over, way = walk(p, rows_of_taps), Way(pixels, 1, 1, width, 1, warps, 1, 1, rows_of_taps, 1, inside)
