@@ -59,13 +59,15 @@ def test_every_walk_is_exact(interpreted, name, wanted):
 def every_band(line, name):
     """A problem by bands, in chunks that do not fit it, too."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    for turn, more in enumerate(("bf16 bias@3", "f16 out:f32")):
-        dtype, word = more.split()
-        problem = Problem.parse(f"{line.format(dtype)} {word}")
+    kinds = ("bf16", "f16 out:f32 accumulate") if line[0] == "w" else ("bf16 bias@3", "f16 out:f32")
+    for turn, kind in enumerate(kinds):
+        dtype, *more = kind.split()
+        problem = Problem.parse(" ".join([line.format(dtype), *more]))
         machine = interpreter.small("sm_90", 8)
         way = bands.choose(problem, machine)
         if turn:
             way = way._replace(height=int(rng.integers(1, 6)), columns=2 * way.columns, rows=16)
+            way = way._replace(taps=(way.taps + 1) // 2, parts=3) if line[0] == "w" else way
         plan = bands.settle(problem, machine, way)
         check(problem, interpreter.widened(plan) if turn else plan)
 
@@ -80,10 +82,13 @@ BANDS = {
     "1d": "{} {} n2 g9 cx1 cy1 x40 w7 y37 s1 d1 p2",
     "3d": "{} {} n1 g4 cx1 cy1 x4x5x9 w2x2x5 y3x5x9 s1x1x1 d1x1x1 p0x0x2",
 }
-SERVED = [(n, w) for n in BANDS for w in "yx" if (n, w) not in {("two results, dilated", "x"), ("uneven", "x")}]
+_NOT = {("two results, dilated", "x"), ("two results, dilated", "w"), ("uneven", "x")}
+SERVED = [(name, wanted) for name in BANDS for wanted in "yxw" if (name, wanted) not in _NOT]
 
 
-@pytest.mark.parametrize(("name", "wanted"), slow_but([("pixels", "y"), ("strided channels", "x")], SERVED))
+@pytest.mark.parametrize(
+    ("name", "wanted"), slow_but([("pixels", "y"), ("strided channels", "x"), ("strided", "w")], SERVED)
+)
 def test_every_band_is_exact(interpreted, name, wanted):
     interpreted(every_band, BANDS[name].replace("{}", wanted, 1), name)
 
@@ -92,7 +97,7 @@ def infinite(line, role):
     """An infinity has a product with what it meets in its windows, and with nothing else."""
     problem, rng = Problem.parse(line), np.random.default_rng(0)
     machine = interpreter.small("sm_90", 8)
-    planner = rows if problem.wanted == "w" or problem.dtype == "f32" else bands
+    planner = rows if problem.dtype == "f32" else bands
     way = planner.choose(problem, machine)._replace(height=4)
     for at in [(0, 0), (5, 5), (2, 3)]:
         arrays = {}

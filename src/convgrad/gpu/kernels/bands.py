@@ -114,7 +114,7 @@ def bands(
                 at, layer = depth_of(z, k0, DEPTH, a_sizes[0])
                 seen = layer & (row + down >= 0) & (row + down < a_sizes[1])
                 offset = from_a + (at * stride(a_strides, 3, A_UNIT) + down * row_step)[:, None]
-                values = _read(lanes, offset, column, inside & seen[:, None], PIXELS, ROWS, COLUMNS, WINDOW)
+                values = read_block(lanes, offset, column, inside & seen[:, None], PIXELS, ROWS, COLUMNS, WINDOW)
                 sums = _multiply(sums, values, factors, k0, i, ROW_TAPS, K1, LIVE)
         for e in tl.static_range(UP):
             which = step * UP + (e + ROW[2])
@@ -175,7 +175,7 @@ def _both(column, inside, PIXELS: tl.constexpr):
 
 
 @triton.jit
-def _read(
+def read_block(
     lanes,
     offset,
     column,

@@ -226,7 +226,7 @@ def reads(p: Problem, width: int, each: int = 1) -> Reads:
 
 def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
     """The plan that goes a way."""
-    split = _is_split(p, way)
+    split = is_split(p, way)
     launch = _weights_launch(p, way) if p.wanted == "w" else _rows_launch(p, way)
     launches = (launch, *((finish(p, way.parts),) if split else ()))
     areas = ((PARTS, way.parts * p.size(p.wanted) * 4),) if split else ()
@@ -238,7 +238,7 @@ def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> P
     return Plan(kernel, DOES, launches, areas, time, why, "", tile, way.parts)
 
 
-def _is_split(p: Problem, way: Way) -> bool:
+def is_split(p: Problem, way: Way) -> bool:
     """Whether sums are finished by another kernel; where results are added to what was there, they always are."""
     return p.wanted == "w" and (way.parts > 1 or p.accumulate)
 
@@ -337,18 +337,13 @@ def sizes_of(p: Problem, role: Role) -> Ints:
     return tuple(sizes[at] for at in order(p))
 
 
-def _weights_launch(p: Problem, way: Way) -> Launch:
-    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
-    x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
-    split = _is_split(p, way)
-    out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
-    sizes = sizes_of(p, "y")
-    step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
-    kernel = tuple(axis.w for axis in spatial(p))
-    values: Values = (
-        ("x_strides", x),
-        ("y_strides", y),
-        ("out_strides", out),
+def weights_values(p: Problem, way: Way) -> Values:
+    """The numbers of a kernel for w."""
+    split, over, sizes = is_split(p, way), walk(p, way.taps), sizes_of(p, "y")
+    return (
+        ("x_strides", arranged(p, strides(p, "x"))),
+        ("y_strides", arranged(p, strides(p, "y"))),
+        ("out_strides", arranged(p, workspace_strides(p) if split else strides(p, "w"))),
         ("x_sizes", sizes_of(p, "x")),
         ("y_sizes", sizes),
         ("images", p.n),
@@ -359,6 +354,17 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("parts", way.parts),
         ("part_stride", p.size("w") if split else 0),
     )
+
+
+def _weights_launch(p: Problem, way: Way) -> Launch:
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
+    values = weights_values(p, way)
+    x, y, out = (dict(values)[f"{name}_strides"] for name in ("x", "y", "out"))
+    assert isinstance(x, tuple)
+    assert isinstance(y, tuple)
+    assert isinstance(out, tuple)
+    step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
+    kernel = tuple(axis.w for axis in spatial(p))
     constants: Constants = (
         ("KERNEL", kernel),
         ("DEPTH", along(p, spatial(p)[0])),
@@ -387,7 +393,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("WIDE", is_wide(p)),
     )
     programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
-    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, is_split(p, way)))
     return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
 
 
@@ -413,14 +419,14 @@ def choose(p: Problem, target: Target) -> Way:
             # The last programs run alone: one more round, as a rule of thumb that was measured.
             ways = [(found, (tiles * channel_tiles / at_once + 1) * steps)]
         else:
-            ways = [_shared_out(p, found, tiles, channel_tiles, at_once, steps)]
+            ways = [shared_out(p, found, tiles, channel_tiles, at_once, steps)]
         for found, cost in ways:
             if cost < least * 0.99:
                 best, least = found, cost
     return best
 
 
-def _shared_out(p: Problem, way: Way, tiles: int, channel_tiles: int, at_once: int, steps: int) -> tuple[Way, float]:
+def shared_out(p: Problem, way: Way, tiles: int, channel_tiles: int, at_once: int, steps: int) -> tuple[Way, float]:
     """A way for w with the parts that are expected to be quickest, and what they cost: some tiles each, and an end."""
     end = STEPS + 0.6 * way.taps * spatial(p)[2].w
     best, least = way, float("inf")
