@@ -137,12 +137,45 @@ def steps(name: str, dtype: Any, last: bool) -> Any:
     return blocks, tensors, step
 
 
+KINDS = ("float32", "bfloat16", "float16", "float64")
+PRECISIONS = ("default", "ieee", "tf32x3", "bf16x6", "tf32")
+
+
+def prepare(jobs: int, short: bool) -> Iterator[str]:
+    """What the layers need is compiled by several processes, and kept on disk for this one."""
+    import multiprocessing
+
+    work = [(name, dtype, last, "default") for name in LAYERS for dtype in KINDS for last in (False, True)]
+    if not short:
+        work += [(name, "float32", True, precision) for name in LAYERS for precision in PRECISIONS[1:]]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from filter(None, pool.imap_unordered(_prepare, work, chunksize=1))
+
+
+def _prepare(work: tuple[str, str, bool, str]) -> str:
+    """One layer in one setting, computed."""
+    import torch
+
+    import convgrad
+
+    name, dtype, last, precision = work
+    convgrad.set_float32_precision(precision)
+    try:
+        _, tensors, step = steps(name, getattr(torch, dtype), last)
+        for role in tensors:
+            step(role)()
+        torch.cuda.synchronize()
+    except Exception as error:  # each is a line of the report
+        return f"{' '.join(map(str, work))}: {type(error).__name__}: {error}"
+    return ""
+
+
 def adjoints() -> Iterator[str]:
     """The three sums of each layer are equal on whole numbers, and nothing is written around a result."""
     import torch
 
     for name in LAYERS:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for dtype in [getattr(torch, kind) for kind in KINDS]:
             for last in (False, True):
                 blocks, tensors, step = steps(name, dtype, last)
                 values = {role: torch.randint_like(tensor, -1, 2) for role, tensor in tensors.items()}
@@ -216,7 +249,7 @@ def errors() -> Iterator[str]:
         for role in "xw":
             theirs = float((plain[role].double() - right[role]).norm() / right[role].norm())
             told, kept = [f"cuDNN {theirs:.1e}"], tensors[role].clone()
-            for precision in ("default", "ieee", "tf32x3", "bf16x6", "tf32"):
+            for precision in PRECISIONS:
                 convgrad.set_float32_precision(precision)
                 step(role)()
                 ours = float((tensors[role].double() - right[role]).norm() / right[role].norm())
@@ -323,13 +356,16 @@ def main() -> int:
     if reason := hindrance():
         print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
         return 2
-    parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count, asked.jobs), adjoints]
-    parts += [] if asked.short else [descriptors, same_bits, errors, beyond]
-    parts += [sanitized] if asked.sanitizer else []
+    parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
+        ("random_calls", lambda: random_calls(asked.count, asked.jobs)),
+        ("prepare", lambda: prepare(asked.jobs, asked.short)),
+        ("adjoints", adjoints),
+    ]
+    more = [] if asked.short else [descriptors, same_bits, errors, beyond]
+    parts += [(part.__name__, part) for part in (*more, *([sanitized] if asked.sanitizer else []))]
     failures = 0
-    for part in parts:
+    for title, part in parts:
         begin = time.perf_counter()
-        title = getattr(part, "__name__", "").replace("<lambda>", "random_calls")
         found = list(part())
         failures += len(found)
         print(

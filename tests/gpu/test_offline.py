@@ -54,13 +54,17 @@ SPILLS = 4  # instructions in a loop of hundreds: split products of f32 come clo
 ALL = [(n, w, t, k) for n in LAYERS for w in "xyw" for t in ("f32", "bf16", "f16", "f64") for k in KINDS]
 
 
-def spills(kernel) -> int:
-    """Instructions within loops that move registers to memory and back, because there were too few."""
+def machine_code(kernel) -> str:
+    """A kernel as the processor has it."""
     tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm")
     file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
-    told = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+
+
+def spills(kernel) -> int:
+    """Instructions within loops that move registers to memory and back, because there were too few."""
     labels, code = {}, []
-    for line in told.splitlines():
+    for line in machine_code(kernel).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):

@@ -9,7 +9,7 @@ import pytest
 
 import convgrad
 from convgrad import UnsupportedError
-from convgrad.gpu.plan import axes, choose, cost, registry, rows
+from convgrad.gpu.plan import axes, choose, cost, registry, relaid, rows
 from convgrad.gpu.target import KNOWN, of_kind
 from convgrad.spec import Problem
 
@@ -119,7 +119,7 @@ def test_levels_are_asked_in_their_order(monkeypatch):
         registry.Level("later", "c", least=100),
         registry.Level("first", "a"),
         registry.Level("second", "b", 90, 90, aligned=True),
-        registry.Level("last", "c"),
+        registry.Level("last", "c", stage=1),
     )
     monkeypatch.setattr(registry, "LEVELS", levels)
     monkeypatch.setattr(registry, "_module", modules.get)
@@ -135,6 +135,47 @@ def test_levels_are_asked_in_their_order(monkeypatch):
     assert registry.make_plan(problem, of_kind("sm_90")) == "no matrices"
 
 
+def test_copies_stand_around_what_another_level_makes():
+    """Channels first: what is read is copied, so is the result; each copy is an area, and no tensor is taken twice."""
+    line = "x bf16 n16 g1 cx128 cy256 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
+    problem, target = Problem.parse(line), of_kind("sm_80")
+    found = registry.make_plan(problem, target)
+    assert found.level == "copies"
+    kernels = [launch.kernel for launch in found.launches]
+    assert kernels[:2] == ["relay", "relay"]
+    assert kernels[-1] == "relay"
+    assert "relay" not in kernels[2:-1]
+    assert dict(found.areas) == {
+        "x, channels last": 2 * problem.size("x"),
+        "w, channels last": 2 * problem.size("w"),
+        "y, channels last": 2 * problem.size("y"),
+    }
+    inner = {role for launch in found.launches[2:-1] for role, _ in launch.tensors}
+    assert inner == set(dict(found.areas))
+    assert [launch.tensors[0][0] for launch in found.launches[:2]] == ["w", "y"]
+    assert found.launches[-1].tensors[1] == ("x", "bf16")
+    assert found.seconds < choose.plan(problem, target).seconds
+    assert any("channels are side by side" in reason for reason in found.why)
+    last = registry.make_plan(Problem.parse(f"{line} x@nxc y@nxc w@xio"), target)
+    assert last.level == "portable"
+    assert "not copies: channels are side by side" in last.why
+    aligned = registry.make_plan(problem, target, aligned=False)
+    assert aligned.level == "portable", "copies are for tensors that begin at multiples of 16 bytes"
+
+
+@pytest.mark.parametrize(
+    ("more", "out", "last"), [("", "bf16", (False, False)), ("bias accumulate", "f32", (True, True))]
+)
+def test_channels_that_do_not_fill_pieces_may_be_padded(more, out, last):
+    """What a result held, and a bias of fewer channels, are added to sums that were not rounded."""
+    line = f"x bf16 n32 g1 cx46 cy46 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio {more}"
+    (way,) = relaid.ways(Problem.parse(line))
+    assert (way.inner.cx, way.inner.cy, way.inner.out_dtype) == (48, 48, out)
+    assert (way.inner.bias_stride, way.inner.accumulate) == (None, False)
+    plan = relaid.around(Problem.parse(line), way, of_kind("sm_90"), "default")
+    assert (plan.launches[-1].constant("BIAS"), plan.launches[-1].constant("ACCUMULATE")) == last
+
+
 def test_too_many_programs():
     line = f"x bf16 n1 g1 cx1 cy1 x{2**42} w1 y1 s{2**20} d1 p0"
     assert "more programs than a launch may have" in plan(line)
@@ -148,11 +189,11 @@ def test_more_of_a_machine_is_never_slower():
 
 
 def test_explain_tells_of_a_gpu_that_is_not_here(monkeypatch):
-    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
+    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_100")
     text = " ".join(convgrad.explain(DENSE.format("w", "f32"), device="cuda").split())
     assert "gpu, Triton kernel weights: matrix products over pixels" in text
     assert "products in bf16x6" in text
-    assert "microseconds by the model for sm_90" in text
+    assert "microseconds by the model for sm_100" in text
     monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_1")
     with pytest.raises(UnsupportedError, match="no GPU is known by the name 'sm_1'; known are sm_80"):
         convgrad.explain(DENSE.format("w", "f32"), device="cuda:1")

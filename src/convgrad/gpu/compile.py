@@ -81,6 +81,8 @@ def build(launch: Launch, target: Target, aligned: bool) -> Any:
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     if launch.registers:
         options["maxnreg"] = launch.registers
+    if launch.early:
+        options["launch_pdl"] = True
     return triton.compile(source(launch, aligned), GPUTarget("cuda", target.capability, 32), options)
 
 

@@ -6,9 +6,10 @@ compiled to launch each kernel; they are made once for addresses, and kept.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -51,6 +52,8 @@ class Executable:
     def __init__(self, plan: Plan, target: Target, index: int, anywhere: Callable[[], Plan] | None = None) -> None:
         self.plan, self.target, self.index, self.anywhere = plan, target, index, anywhere
         self._torch: Any = sys.modules["torch"]
+        # What torch.cuda.caching_allocator_alloc calls, which takes microseconds to set the device that is set.
+        self._raw = getattr(getattr(self._torch, "_C", None), "_cuda_cudaCachingAllocator_raw_alloc", None)
         self._ready: dict[bool, Ready] = {}
         self._prepare(True)
 
@@ -84,6 +87,8 @@ class Executable:
         """Memory for the areas of a plan, from PyTorch's allocator."""
         cuda = self._torch.cuda
         try:
+            if self._raw is not None:
+                return int(self._raw(size, stream))
             return int(cuda.caching_allocator_alloc(size, self.index, stream))
         except cuda.OutOfMemoryError as error:
             raise OutOfMemoryError(f"no memory for {size} bytes of workspace on cuda {self.index}: {error}") from None
@@ -138,6 +143,8 @@ class Kernel:
         pointers = [places[role] for role, _ in self.launch.tensors]
         views = [_View(descriptor, places[descriptor.tensor]) for descriptor in self.launch.descriptors]
         if self.slow is not None:
+            if any(descriptor.steps for descriptor in self.launch.descriptors):
+                raise CompileError(f"{self.launch.kernel} takes every few elements, which Triton's launcher cannot")
             return partial(self.slow, stream=stream), (*views, *pointers, *self.numbers)
         assert self.direct is not None
         maps = [part for view, meta in zip(views, self.metas, strict=True) for part in _encoded(view, meta)]
@@ -152,7 +159,7 @@ class _View:
 
         item = DTYPES[descriptor.dtype].size
         self.base, self.padding = self, "zero"
-        self.shape, self.strides = descriptor.shape, descriptor.strides
+        self.shape, self.strides, self.steps = descriptor.shape, descriptor.strides, descriptor.steps
         self.address = address + item * descriptor.offset
         steps = [self.address, *(item * stride for stride in self.strides[:-1])]
         assert self.strides[-1] == 1, descriptor
@@ -167,7 +174,37 @@ class _View:
 def _encoded(view: _View, meta: Any) -> list[Any]:
     """What a kernel is given for a descriptor: a map of the tensor, its shape and its strides."""
     driver = import_module("triton.backends.nvidia.driver")
-    return list(driver.make_tensordesc_arg(view, meta))
+    found = list(driver.make_tensordesc_arg(view, meta))
+    if view.steps:
+        _encode_steps(found[0], view, meta, driver.TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]])
+    return found
+
+
+def _encode_steps(tensor_map: Any, view: _View, meta: Any, kind: int) -> None:
+    """Write a map again, with steps, which Triton has no word for: what it made holds the map 128 bytes on."""
+
+    def many(kind: Any, values: Sequence[int]) -> Any:
+        return (kind * len(values))(*reversed(values))
+
+    sizes, steps, item = view.shape, view.steps, meta["elem_size"]
+    box = [side * step for side, step in zip(meta["block_size"], steps, strict=True)]
+    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    error = encode(
+        ctypes.c_void_p(id(tensor_map) + 128),
+        kind,
+        ctypes.c_uint32(len(sizes)),
+        ctypes.c_void_p(view.address),
+        many(ctypes.c_uint64, sizes),
+        many(ctypes.c_uint64, [item * stride for stride in view.strides[:-1]]),
+        many(ctypes.c_uint32, box),
+        many(ctypes.c_uint32, steps),
+        0,  # channels are not interleaved
+        meta["swizzle"],
+        2,  # fetch 128 bytes into the second cache
+        0,  # zeros outside
+    )
+    if error:
+        raise RuntimeError(f"a tensor of shape {sizes} and strides {view.strides} has no map: CUDA error {error}")
 
 
 def _launcher(kernel: Any) -> Callable[..., Any] | None:

@@ -32,6 +32,19 @@ class Results:
             value = f.op(f"fadd {n.sum} {value}, {n.load_one(f, place)}")
         n.store_one(f, value, place)
 
+    def store_row(self, f: Function, values: Sequence[str], place: str, mask: str | None = None) -> None:
+        """Write contiguous vectors, of which the last one has a mask."""
+        n = self.elements
+        if self.accumulate:
+            values = [
+                self._added(f, value, f.at(place, v * n.lanes, n.storage), mask if v == len(values) - 1 else None)
+                for v, value in enumerate(values)
+            ]
+        whole = values if mask is None else values[:-1]
+        n.store_contiguous(f, whole, place)
+        if mask is not None:
+            n.store(f, values[-1], f.at(place, len(whole) * n.lanes, n.storage), mask)
+
     def store_streamed(self, f: Function, value: str, place: str, left: Value) -> None:
         """Write a vector past the caches if it is whole and aligned, else the lanes that are left of it as usual."""
         n = self.elements

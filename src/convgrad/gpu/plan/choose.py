@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
 from .axes import LAST, is_wide, strides, three, unit, walk
-from .cost import Work, fastest_precision, finish_seconds, rate, seconds
-from .launches import Candidate, channels, finish, sums
+from .cost import Work, beside, fastest_precision, finish_seconds, rate, seconds
+from .launches import Candidate, channels, finish, is_inside, sums
 from .records import PARTS, Plan
-from .tiles import lane_tiles, tiles
+from .tiles import Tile, lane_tiles, tiles
 
 MOST_WORKSPACE = 256 << 20
 """Bytes of parts of sums, at most; fewer where the tensors are small."""
@@ -106,21 +106,17 @@ def _part_counts(p: Problem, programs: int, blocks: int, target: Target) -> list
 
 def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
     """Matrix products, each tap by itself or taps and channels as one axis."""
-    item, found = DTYPES[p.dtype].size, []
+    found = []
     flop_rate = rate(target, p.dtype, precision)
     kernel = "weights" if p.wanted == "w" else "gather"
     for flat in (False, True):
-        length = _length(p, flat)
+        length, access = _length(p, flat), _accesses(p, flat)
         for tile in tiles(target, p.dtype, precision, length.depth, flat, is_wide(p)):
             across = ceil(length.columns / tile.columns) * ceil(length.rows / tile.rows) * length.times
             blocks = ceil(length.depth / tile.depth) * length.repeats
-            elements = (tile.rows + tile.columns) * tile.depth
-            gathered = (tile.columns if kernel == "weights" else tile.rows) * tile.depth
-            loads = elements * item * (1.5 if flat else 1.0)
-            steps = 3.0 * elements + (14.0 * gathered if flat else 0.0) + 40.0 * tile.depth * (kernel == "weights")
-            flops = 2 * tile.rows * tile.columns * tile.depth
-            for parts in _part_counts(p, across, blocks, target):
-                work = Work(across * parts, ceil(blocks / parts), flops, loads, steps, p.bytes)
+            one = _work(p, tile, access, target)
+            for parts in _part_counts(p, across, ceil(blocks), target):
+                work = one._replace(programs=across * parts, blocks=blocks / parts)
                 time = seconds(target, work, flop_rate)
                 if parts > 1:
                     time += finish_seconds(target, p.size(p.wanted), parts, p.dtype)
@@ -129,13 +125,67 @@ def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
     return found
 
 
+class _Access(NamedTuple):
+    """How an operand of a matrix product is read, or its result written."""
+
+    together: int  # elements of an instruction of one thread
+    fetched: int  # bytes that come from the caches for an element
+    instructions: float  # of one thread, for so many elements
+
+
+def _accesses(p: Problem, flat: bool) -> tuple[_Access, _Access, _Access]:
+    """Those of the rows' operand, of the columns' operand, and of the result."""
+    if p.wanted == "w":
+        even = 15.0 if is_inside(p) else 40.0
+        rows, columns = _access(p, "y", 2, even), _access(p, "x", 2, even)
+        if flat:  # each element has a pixel of its own
+            columns = _Access(1, 32, 30.0)
+        return rows, columns, _Access(4, 4, 3.0)
+    given = "x" if p.wanted == "y" else "y"
+    rows, columns = _access(p, given, 2, 16.0), _access(p, "w", 1 if p.wanted == "x" else 2, 4.0)
+    if columns.together == 1:
+        columns = max(columns, _access(p, "w", 2 if p.wanted == "x" else 1, 4.0))
+    if flat:
+        rows = _Access(1, min(rows.fetched, 32), 35.0)
+    return rows, columns, _access(p, p.wanted, 2, 4.0)
+
+
+def _access(p: Problem, role: str, axis: int, instructions: float) -> _Access:
+    """How elements along an axis of channels are read: together, where they are neighbours."""
+    of, item = strides(p, role), DTYPES[p.dtype_of(role)].size
+    if of[axis] == 1:
+        most = 16 // item
+        counts = [stride for stride in of if stride != 1] + [p.shape(role)[axis]]
+        together = gcd(most, *counts)
+        return _Access(together, item, instructions)
+    # Neighbours in space are read by neighbouring threads, but those of weights are taps, of which one is wanted.
+    fetched = item if unit(of) == LAST and role != "w" else 32
+    return _Access(1, fetched, instructions)
+
+
+def _work(p: Problem, tile: Tile, access: tuple[_Access, _Access, _Access], target: Target) -> Work:
+    """What a program does with a tile, in each block of its sum and at its end."""
+    rows, columns, result = access
+    item = DTYPES[p.dtype].size
+    elements = (tile.rows * tile.depth, tile.columns * tile.depth)
+    loads = elements[0] * rows.fetched + elements[1] * columns.fetched
+    count = sum(n / a.together * a.instructions for n, a in zip(elements, (rows, columns), strict=True)) / 32
+    ends = tile.rows * tile.columns / 32 * (4 + result.instructions / result.together)
+    threads = 32 * tile.warps
+    held = tile.rows * tile.columns // threads + 80
+    shared = tile.stages * sum(elements) * item
+    many = beside(target, tile.warps, shared, min(255, held))
+    flops = 2 * tile.rows * tile.columns * tile.depth
+    return Work(0, 0, flops, loads, 60 * tile.warps + count, 400 * tile.warps + ends, many, p.bytes)
+
+
 class _Length(NamedTuple):
     """The sizes of the matrix product of a problem: one of `times`, each a sum over `repeats` runs of `depth`."""
 
     rows: int
     columns: int
     depth: int
-    repeats: int
+    repeats: float  # in the mean: phases have different taps
     times: int
 
 
@@ -146,11 +196,10 @@ def _length(p: Problem, flat: bool) -> _Length:
         return _Length(p.cy, p.cx * taps, pixels, 1, p.g) if flat else _Length(p.cy, p.cx, pixels, 1, p.g * taps)
     summed, made = channels(p)
     over = walk(p)
-    taps = max(1, ceil(taps / over.phases))
     times = p.g * over.phases
     if flat:
-        return _Length(over.pixels, made, taps * summed, 1, times)
-    return _Length(over.pixels, made, summed, taps, times)
+        return _Length(over.pixels, made, max(1, ceil(taps / over.phases)) * summed, 1, times)
+    return _Length(over.pixels, made, summed, taps / over.phases, times)
 
 
 def _singles(p: Problem, target: Target) -> list[Candidate]:
@@ -175,7 +224,8 @@ def _singles(p: Problem, target: Target) -> list[Candidate]:
         elements = height * width
         share = min(_run(p, role, height, width) for role in pair)
         tensors = 2 if kernel == "lanes_weights" else 1
-        work = Work(0, 0, 2 * elements, elements * item * tensors / share, 6.0 * elements + 20.0 * height, p.bytes)
+        steps = elements / 32 * (40.0 if kernel == "lanes_weights" else 25.0)
+        work = Work(0, 0, 2 * elements, elements * item * tensors / share, steps, 1000.0 + elements / 4, 8, p.bytes)
         for parts in _part_counts(p, across, blocks, target):
             dealt = work._replace(programs=across * parts, blocks=ceil(blocks / parts))
             time = seconds(target, dealt, flop_rate)

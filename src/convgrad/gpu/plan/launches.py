@@ -9,7 +9,9 @@ from ...spec.problem import Ints, Problem, dense_strides
 from .axes import LAST, factors, is_wide, strides, three, unit, walk
 from .records import PARTS, Constants, Launch, Values
 
-FINISH = 1024  # results of a program that adds parts
+FINISH = 1024  # results of a program that adds parts, at most
+FINISHERS = 512  # such programs at least, if there are results enough
+TOGETHER = 8  # parts that are on their way at once
 
 
 class Candidate(NamedTuple):
@@ -114,7 +116,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("COLUMNS", best.tile[1]),
     )
     if best.kernel == "weights":
-        inside = _is_inside(p)
+        inside = is_inside(p)
         over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
         constants += (
             ("DEPTH", best.tile[2]),
@@ -129,7 +131,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
 
 
-def _is_inside(p: Problem) -> bool:
+def is_inside(p: Problem) -> bool:
     """Whether no tap of any result lies in the padding."""
     ends = ((o - 1) * s + (k - 1) * d - b for o, s, k, d, b in zip(p.y, p.stride, p.w, p.dilation, p.pad, strict=True))
     return not any(p.pad) and all(end < size for end, size in zip(ends, p.x, strict=True))
@@ -174,9 +176,11 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
-    # Few results make small programs, which read several parts at once, or all would wait for memory in turn.
-    count = min(FINISH, max(32, 1 << (elements // 256).bit_length()))
-    together = max(1, min(FINISH // count, 16, 1 << (parts - 1).bit_length())) if parts else 1
+    # Few results make small programs, which read several parts side by side, or all would wait for memory in turn.
+    count = FINISH
+    while count > 32 and elements < count * FINISHERS:
+        count //= 2
+    beside = min(FINISH // count // 2, 16, 1 << (parts - 1).bit_length()) if parts and count < 128 else 1
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -186,7 +190,8 @@ def finish(p: Problem, parts: int) -> Launch:
     )
     constants: Constants = (
         ("COUNT", count),
-        ("TOGETHER", together),
+        ("BESIDE", beside),
+        ("TOGETHER", max(1, min(TOGETHER, ceil(parts / beside)))),
         ("DOUBLE", p.dtype == "f64"),
         ("WIDE", is_wide(p) or parts * elements >= 2**31 - 2**20),
         ("BIAS", p.bias_stride is not None),

@@ -36,6 +36,7 @@ class Descriptor:
     swizzle: int = 128  # bytes of a row of shared memory; 0, 32, 64 or 128
     offset: int = 0  # elements before the first one that is seen
     transposed: bool = False
+    steps: Ints = ()  # from element to element of each axis that are taken; without them, all are
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Launch:
     module: str = ""  # in `gpu.kernels`, where it is not the kernel's name: "weights", or "hopper.gather"
     descriptors: tuple[Descriptor, ...] = ()
     registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
+    early: bool = False  # whether its programs may begin before the launch before it ends, for which they wait
 
     def constant(self, name: str) -> Any:
         """One of the constants."""

@@ -1,16 +1,19 @@
 """The levels of the GPU engine: ways to compute, from those for one kind of GPU to the portable one.
 
-A plan is made by the first level that serves a problem. It is a pure function of problem, GPU and precision.
+Levels stand in stages. A plan is made in the first stage where a level serves the problem; where several do, the model
+says which is the quickest. It is a pure function of problem, GPU and precision.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from ...spec.problem import Problem
 from ..target import Target
+from .patches import merged
 from .records import Plan
 
 
@@ -27,13 +30,16 @@ class Level(NamedTuple):
     least: int = 0  # the compute capabilities that it is for, times ten
     most: int = 10**6
     aligned: bool = False  # whether tensors must begin at multiples of 16 bytes
+    stage: int = 0
 
 
 LEVELS: tuple[Level, ...] = (
     Level("bands", "bands"),
     Level("rows", "rows"),
-    Level("copies", "relaid", aligned=True),
-    Level("portable", "choose"),
+    Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
+    Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),
+    Level("copies", "relaid", aligned=True, stage=1),
+    Level("portable", "choose", stage=2),
 )
 """In the order in which they are asked; the last one serves every problem.
 
@@ -45,17 +51,31 @@ def make_plan(p: Problem, target: Target, precision: str = "default", aligned: b
     """The plan for a problem, or why there is none. `aligned`: all tensors begin at multiples of 16 bytes."""
     passed: list[str] = []
     reason = "no level serves it"
-    for level in LEVELS:
-        if not level.least <= target.capability <= level.most:
-            continue
-        if level.aligned and not aligned:
-            passed.append(f"not {level.name}: a tensor does not begin at a multiple of 16 bytes")
-            continue
-        found: Plan | str = _module(level.planner).plan(p, target, precision)
-        if isinstance(found, Plan):
-            return replace(found, level=level.name, why=(*found.why, *passed))
-        reason = found
-        passed.append(f"not {level.name}: {found}")
+    if (simpler := merged(p)) is not p:
+        p = simpler
+        passed.append(f"windows touch: taken for a convolution of {p.cx} channels with a kernel of {p.w}")
+    for _, stage in groupby(LEVELS, lambda level: level.stage):
+        made: list[Plan] = []
+        for level in stage:
+            if not level.least <= target.capability <= level.most:
+                continue
+            if level.aligned and not aligned:
+                passed.append(f"not {level.name}: a tensor does not begin at a multiple of 16 bytes")
+                continue
+            found: Plan | str = _module(level.planner).plan(p, target, precision)
+            if isinstance(found, Plan):
+                made.append(replace(found, level=level.name))
+            else:
+                reason = found
+                passed.append(f"not {level.name}: {found}")
+        if made:
+            best = min(made, key=lambda plan: plan.seconds)
+            passed += [
+                f"not {plan.level}: expected to take {plan.seconds / best.seconds:.2f} times as long"
+                for plan in made
+                if plan is not best
+            ]
+            return replace(best, why=(*best.why, *passed))
     return reason
 
 
