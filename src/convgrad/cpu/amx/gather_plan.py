@@ -23,7 +23,7 @@ from ..plan.records import pitch, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
-from .records import Code, Near, Parts, Positions, TileGather
+from .records import Code, Parts, Positions, TileGather
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
@@ -55,7 +55,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
         layer, tile, sums, block, positions, pack, pack_weights(layer, tile, sums, threads), parts,
         code(target, p.out_dtype), stage_results(layer, tile, positions),
         prefetch_next(layer, positions, parts, block) if ahead else None,
-        Near(tuned.near_inputs, tuned.near_weights), many and tuned.fetches_results and writes_tiles(layer),
+        many and tuned.fetches_results and writes_tiles(layer),
         work(layer, positions, block, tuned),
         threads=threads,
     )  # fmt: skip
@@ -157,9 +157,10 @@ def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
 
 
 def pack_weights(layer: Layer, tile: Tile, sums: Sums, threads: int) -> PackWeights:
-    """How weights are packed: in parts, if there are too few blocks of channels for all threads."""
-    found = choose_weight_packer(layer, tile, sums)
-    wanted, steps = ceil(2 * threads / (layer.groups * tile.blocks)), sums.channels // 2
+    """How weights are packed: column by column of tiles; in parts, if there are too few columns for all threads."""
+    columns = ceil(layer.cout / COLUMNS)
+    found = choose_weight_packer(layer, replace(tile, vectors=1, last_vectors=0, blocks=columns), sums)
+    wanted, steps = ceil(2 * threads / (layer.groups * columns)), sums.channels // 2
     part = up(ceil(steps / wanted), COLUMNS)
     return replace(found, part=part) if part < steps else found
 

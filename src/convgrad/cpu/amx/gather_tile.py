@@ -6,7 +6,7 @@ from ..ir.builder import Function, Module
 from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .records import TileGather
-from .tiles import TileCode, add_products, bring_near, each_sum
+from .tiles import TileCode, add_products, each_sum
 
 
 def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
@@ -20,7 +20,7 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
     left, right, to, bias, taps, count, *rest = f.args
     code = TileCode(f, plan.layer.dtype, emulated, rest[-1] if emulated else "")
     fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
-    row, right_row = plan.block * item, across * plan.lanes
+    row = plan.block * item
     pairs = plan.sums.channels // 2
 
     def start(register: int, _: int, j: int) -> None:
@@ -35,37 +35,23 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
         left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
+        right_tap = f.at(right, f.mul(number, pairs * plan.lanes), plan.sum)
         with f.loop(0, pairs // block.pairs) as step:
             left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
+            right_at = f.at(right_tap, f.mul(step, block.pairs * plan.lanes), plan.sum)
             if fetch is not None:
                 fetch.step()
             add_products(
                 code, block, across,
                 (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
+                (lambda j, at=right_at: f.at(at, j * plan.panel, plan.sum), plan.lanes * item),  # type: ignore[misc]
             )  # fmt: skip
-            _bring_near(f, plan, (left_at, left_row), (right_at, right_row * item), across)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
 
     each_sum(block, across, keep)
     return f
-
-
-def _bring_near(f: Function, plan: TileGather, left: tuple[str, int], right: tuple[str, int], across: int) -> None:
-    """Prefetch the factors of a later step into the first-level cache. Of each side: the first of this step, and bytes
-    between rows.
-    """
-    near, block = plan.near, plan.tiles
-    if near.weights:
-        further = f.at(right[0], near.weights * block.pairs * right[1], "i8")
-        bring_near(f, further, block.pairs, right[1], across)
-    if near.inputs:
-        further = f.at(left[0], near.inputs * 2 * block.pairs, "i16")
-        bring_near(f, further, block.rows * block.down, left[1])
 
 
 class Lines:

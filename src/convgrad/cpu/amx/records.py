@@ -20,7 +20,6 @@ from ..pack.weights import PackWeights
 from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
-from ..target import LINE
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -120,14 +119,6 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Near:
-    """How many steps ahead the factors of products are prefetched into the first-level cache; 0: they are not."""
-
-    inputs: int  # of the factor in the rows
-    weights: int  # of the factor in the columns
-
-
-@dataclass(frozen=True)
 class TileGather(Nest):
     """The plan for y or x on tile registers: rows are positions, columns are channels out."""
 
@@ -144,7 +135,6 @@ class TileGather(Nest):
     code: Code
     staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
     prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
-    near: Near
     fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
 
@@ -166,13 +156,6 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
-    def copies_unaligned(self) -> bool:
-        """Whether positions that are read where they lie are copied if they do not begin at lines of memory."""
-        *outer, last = self.positions.sizes
-        pitch = self.positions.steps[-1]
-        return self.positions.in_place and last > 1 == max(outer) and pitch > 0 == pitch * self.layer.size % LINE
-
-    @property
     def copies_lines(self) -> bool:
         """Whether inputs are packed by copies of whole lines."""
         pack = self.pack
@@ -188,20 +171,24 @@ class TileGather(Nest):
 
     @property
     def weight_parts(self) -> int:
-        """Parts in which the weights of one block of channels are packed."""
+        """Parts in which the weights of one column of tiles are packed."""
         part = self.weights.part
         return 1 if part is None else ceil(self.sums.channels // 2 / part)
 
     @property
+    def columns(self) -> int:
+        """Tiles side by side for all channels of a group."""
+        return ceil(self.layer.cout / self.lanes)
+
+    @property
     def panel(self) -> int:
-        """Elements of the packed weights of one block of channels; a pair is one."""
-        return self.layer.taps * self.sums.channels // 2 * self.block
+        """Elements of the packed weights of one column of tiles; a pair is one. Each tile of them is contiguous."""
+        return self.layer.taps * self.sums.channels // 2 * self.lanes
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
-        lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
-        return self.layer.taps * self.sums.channels // 2 * lanes
+        return self.columns * self.panel
 
     @property
     def out_steps(self) -> Ints:
@@ -231,15 +218,14 @@ class TileGather(Nest):
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         layer, positions = self.layer, self.positions
-        blocks = layer.groups * self.tile.blocks
-        packed = positions.sizes[-1] * positions.steps[-1] // 2 if self.copies_unaligned else 0
+        packed = 0
         if not positions.in_place:
             # Tiles read beyond the last position, and whole vectors and squares of them are packed.
             beyond = self.rows + self.lanes + 1
             packed = (len(positions.runs) * positions.run_entries + beyond) * positions.pitch // 2
         return (
             shared("weights", layer.groups * self.group_weights),
-            shared("bias", blocks * self.block if layer.bias is not None else 0),
+            shared("bias", layer.groups * self.columns * self.lanes if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staged),
             per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
@@ -269,8 +255,8 @@ class Sides:
 class Box(Boxes):
     """How x and y of a box lie in memory, while tiles read them.
 
-    x is [channel][entry]. y is [long row][pair of positions][channel][first, second], with zeros where a position has
-    no result: what x has there is then multiplied by them.
+    x is [channel][entry]. y is [long row][step][16 channels][pair of positions][channel][first, second], with zeros
+    where a position has no result: what x has there is then multiplied by them.
     """
 
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
@@ -329,7 +315,6 @@ class TileSums(Nest):
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
-    near: Near
     work: float
 
     @cached_property
@@ -351,13 +336,6 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
-
-    @property
-    def aligns(self) -> bool:
-        """Whether rows of x are copied before tiles read them, since a tap or a long row begins inside of a line."""
-        box = self.box
-        starts = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat) if box.sizes[i] > 1]
-        return any(at % STEP for at in (*box.entries, *starts))
 
     @property
     def row_room(self) -> int:
@@ -391,7 +369,6 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", rows * box.x_pitch // 2),
             per_thread("y", outer * box.y_row),
-            per_thread("aligned", outer * box.long_row * self.rows // 2 if self.aligns else 0),
             per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),

@@ -29,7 +29,7 @@ from ..plan.tuning import RegisterTuning, converts_f16, tuning
 from ..target import Target
 from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
-from .records import Axis, Box, Near, Sides, SumParts, TileSums
+from .records import Axis, Box, Sides, SumParts, TileSums
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
 
 
@@ -58,7 +58,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
         tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
-        Near(tuned.near_rows, tuned.near_columns), work(sides, box, parts, block, tuned), threads=threads,
+        work(sides, box, parts, block, tuned), threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ...spec.problem import Ints
 from ..ir.builder import Function, Module, Value
-from ..target import LINE
 from .emulation import FILE, Emulation
 
 REGISTERS = 8
@@ -142,13 +141,6 @@ def add_products(
             code.multiply(i * block.across + j, block.left[i], register)
 
 
-def bring_near(f: Function, first: str, rows: int, step: int, lines: int = 1) -> None:
-    """Prefetch rows of factors into the first-level cache: so many lines of each, the rows so many bytes apart."""
-    for row in range(rows):
-        for line in range(lines):
-            f.prefetch(f.at(first, row * step + line * LINE, "i8"), near=True)
-
-
 def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
     """Call `do` with the register of each tile of sums, and where it is: how many tiles down, how many across."""
     for i in range(block.down):
@@ -161,7 +153,4 @@ def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
     return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
 
 
-__all__ = [
-    "COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "bring_near", "each_sum",
-    "emulation",
-]  # fmt: skip
+__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]
