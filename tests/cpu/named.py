@@ -226,3 +226,15 @@ TILED = {
     for dtype in ("bf16", "f16")
 }
 """Problems for tile registers."""
+
+SPLIT = {
+    title.replace(" bf16", f" {way}"): text.replace(" bf16 ", f" {way.split()[0]} ") + algorithm
+    for title, text in TILED.items()
+    if title.endswith(" bf16")
+    for way, algorithm in (
+        ("f32 six", " algorithm:bf16x6"),
+        ("f32 three", " algorithm:bf16x3"),
+        ("f16 split", ""),
+    )
+}
+"""The same with numbers that are split into pieces of bf16."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backend import Estimate
 from .amx.records import TileGather, TileSums
+from .amx.split import Split
 from .amx.tiles import Block
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
@@ -161,7 +162,8 @@ WORDS = {
     "Box.y_pitch": "pairs between pairs of positions of y",
     "Box.y_steps": "elements between positions of y before they are paired, along each axis",
     "Code.emulated": "plain code does what tile instructions do",
-    "Code.rounds_bf16": "the machine rounds to bf16",
+    "Code.rounds_bf16": "the machine rounds results to bf16",
+    "Code.splits_bf16": "the machine makes bf16 of f32, and so pieces of numbers",
     "Parts.blocks": "blocks of channels in a task",
     "Parts.parts": "parts of the blocks of channels",
     "Parts.together": "blocks of channels that are computed for some positions before the next",
@@ -209,6 +211,7 @@ WORDS = {
     "Parts.row_part": "channels in the rows, in a task",
     "Parts.row_parts": "parts of the channels in the rows",
     "Parts.saves_copies": "cut so that less is packed more than once",
+    "Parts.tap_parts": "parts of the taps",
     "Parts.tap_step": "taps in a tile",
     "Parts.tiles": "tiles for a block of lanes",
     "Roles.image_pairs": "pairs are of two images",
@@ -284,6 +287,7 @@ WORDS = {
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
     "staged": "results wait in a buffer before they are written",
+    "split": "how numbers are split into those that tiles multiply",
     "stream": "results are written past the caches",
     "sum": "type of the sums",
     "tap_offsets": "where each kernel element lies in the weights",
@@ -309,6 +313,7 @@ BUFFERS = {
     "weights": "packed weights",
     "bias": "bias",
     "packed": "packed input",
+    "raw_weights": "weights before they are split",
     "places": "where positions are written",
     "staging": "sums that wait to be written",
     "pixels": "where pixels are read and written",
@@ -364,6 +369,8 @@ def _short(value: Any) -> str:
         return value.packer.name.replace("_", " ").lower()
     if isinstance(value, Estimate):
         return f"{value.seconds * 1e3:.3g} ms"
+    if isinstance(value, Split):
+        return "not at all" if value.whole else f"into {value.pieces - 1}, of which {len(value.products)} products"
     if isinstance(value, Staging):
         return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):

@@ -17,12 +17,14 @@ from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
 from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
 from .emulation import Emulation
 from .gather_tile import tile_function
+from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
 from .tiles import STEP, TileCode, emulation
@@ -38,6 +40,7 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
+    split_weights: Function | None  # None: they are packed as tiles read them
     pack: Function | None  # None: inputs are read where they lie
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
@@ -66,11 +69,12 @@ def write(plan: TileGather) -> str:
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
     positions, (inputs, results) = plan.positions, _elements(plan)
-    emulated = emulation(m, plan.layer.dtype, plan.code.emulated)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        _pack(m, plan, replace(inputs, sum="i16")),
+        None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
+        _pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
         tile_function(m, plan, emulated, plan.vectors),
         tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
@@ -107,6 +111,13 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
     return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
 
 
+def _pieces(plan: TileGather) -> Pieces:
+    """How numbers are split as they are packed."""
+    layer, pieces = plan.layer, plan.split.pieces
+    step = plan.positions.pitch // pieces
+    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
+
+
 @dataclass(frozen=True)
 class _Input:
     """The input of a box."""
@@ -136,7 +147,7 @@ class _Kernel:
         self.call = self.f.variable("i64", 0) if plan.prefetch else ""  # the number of the next call of a tile
         self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.layer.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     # Weights.
 
@@ -145,12 +156,20 @@ class _Kernel:
         f, plan, columns, parts = self.f, self.plan, self.plan.columns, self.plan.weight_parts
         with items(f, self.frame.counter("first"), plan.layer.groups * columns * parts) as item:
             group, column, part = f.split(item, [plan.layer.groups, columns, parts])
-            to = self._weights(group, column)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, column, part)
+            self._pack_panel(group, column, part)
             if plan.layer.bias is not None:
                 with f.when(f.test("eq", part, 0)):
                     self._pack_bias(group, column)
         self.frame.barrier()
+
+    def _pack_panel(self, group: Value, column: Value, part: Value) -> None:
+        """Pack a part of the weights of a column of tiles; to be split, they are packed as they are before."""
+        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, column)
+        if functions.split_weights is None:
+            f.call(functions.pack_weights, source, to, group, column, part)
+            return
+        f.call(functions.pack_weights, source, self.at["raw_weights"], group, column, part)
+        f.call(functions.split_weights, self.at["raw_weights"], to, column, part)
 
     def _weights(self, group: Value, column: Value) -> str:
         """Where the packed weights of a column of tiles are."""

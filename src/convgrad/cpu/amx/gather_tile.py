@@ -6,7 +6,7 @@ from ..ir.builder import Function, Module
 from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .records import TileGather
-from .tiles import TileCode, add_products, each_sum
+from .tiles import Place, TileCode, add_products, each_sum
 
 
 def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
@@ -18,7 +18,7 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
     file = ["p:file"] if emulated else []
     f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *fetched, *file])
     left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.layer.dtype, emulated, rest[-1] if emulated else "")
+    code = TileCode(f, plan.split.dtype, emulated, rest[-1] if emulated else "")
     fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
     row = plan.block * item
     pairs = plan.sums.channels // 2
@@ -30,7 +30,6 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
             code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
 
     each_sum(block, across, start)
-    left_row = plan.positions.steps[-1] * plan.layer.size
     with f.loop(0, count) as t:
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
@@ -41,17 +40,24 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
             right_at = f.at(right_tap, f.mul(step, block.pairs * plan.lanes), plan.sum)
             if fetch is not None:
                 fetch.step()
-            add_products(
-                code, block, across,
-                (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.panel, plan.sum), plan.lanes * item),  # type: ignore[misc]
-            )  # fmt: skip
+            add_products(code, block, across, *_factors(f, plan, (left_at, right_at)), plan.split.products)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
 
     each_sum(block, across, keep)
     return f
+
+
+def _factors(f: Function, plan: TileGather, first: tuple[str, str]) -> tuple[tuple[Place, int], tuple[Place, int]]:
+    """Of the inputs and of the weights of a step: where tiles are, given the first ones, and bytes between rows."""
+    (left, right), pieces = first, plan.split.pieces
+    row, piece = 2 * plan.positions.steps[-1], 2 * plan.positions.pitch // pieces
+    right_piece = plan.panel // pieces
+    return (
+        (lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
+        (lambda j, n: f.at(right, j * plan.panel + n * right_piece, plan.sum), plan.lanes * plan.item),
+    )
 
 
 class Lines:

@@ -12,7 +12,8 @@ from math import prod
 
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.shuffle import interleave, transpose
+from ..ir.pieces import Pieces
+from ..ir.shuffle import transpose
 from ..plan.records import up
 from .records import Box
 from .tiles import PAIRS, STEP
@@ -64,8 +65,15 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
     """A function that makes tiles of pairs of [position][channel]: (from, to, positions along each axis, channels).
 
     Of a long row, it is [step][16 channels][pair of positions][channel][first, second]: each tile is contiguous. Places
-    without a position are zeros: those at the end of a long row, and all between rows of a box.
+    without a position are zeros: those at the end of a long row, and all between rows of a box. What is split becomes
+    [piece][step] and so on.
     """
+    pieces = [i * n.step for i in range(n.count)] if isinstance(n, Pieces) else [0]
+
+    def clear_all(place: str, count: Value) -> None:
+        for piece in pieces:
+            f.call(clear, f.at(place, piece, n.sum), count)
+
     f = m.function("pair_y", ["p:from", "p:to", *(f"i:n{i}" for i in range(len(box.sizes))), "i:channels"])
     source, to, *counts, _ = f.args
     flat, last = box.flat, len(box.sizes) - 1
@@ -78,7 +86,7 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
             place = f.add(place, f.mul(q, prod(box.sizes[i + 1 : flat])))
         row = f.at(to, f.mul(place, 2 * box.y_row), n.sum)
         if flat < last:
-            f.call(clear, row, 2 * box.y_row)
+            clear_all(row, 2 * box.y_row)
         pairs: Value = 0
         for i in range(flat, last):
             q = stack.enter_context(f.loop(0, counts[i]))
@@ -87,8 +95,8 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
         if flat == last:
             whole = f.div(counts[last], STEP)
             left = f.sub(box.long_row // STEP, whole)
-            f.call(clear, f.at(row, f.mul(whole, STEP * box.y_pitch), n.sum), f.mul(left, STEP * box.y_pitch))
-        _pair_row(f, n, box, f.at(source, read, n.sum), (row, pairs))
+            clear_all(f.at(row, f.mul(whole, STEP * box.y_pitch), n.sum), f.mul(left, STEP * box.y_pitch))
+        _pair_row(f, n, box, f.at(source, read, n.storage), (row, pairs))
     return f
 
 
@@ -104,11 +112,10 @@ def _pair_row(f: Function, n: Elements, box: Box, source: str, place: tuple[str,
         start = f.add(f.mul(step, STEP * box.y_pitch), f.mul(row, STEP))
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
-            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.sum)
+            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)
             one = n.load(f, first, mask)
-            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.sum), mask)
-            there = f.at(to, f.add(start, f.mul(c, STEP)), n.sum)
-            f.store(interleave(f, n.vector, n.lanes, one, two), there, WIDE, 64)
+            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.storage), mask)
+            n.put_pairs(f, one, two, f.at(to, f.add(start, f.mul(c, STEP)), n.sum))
 
     with f.loop(0, f.div(count, 2)) as e:
         pair(e, alone=False)

@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
+from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
@@ -20,6 +21,7 @@ from ..pack.weights import PackWeights
 from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
+from .split import Split
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -89,7 +91,7 @@ class Positions(Boxes):
     """How the inputs of a box lie, for y or x."""
 
     in_place: bool  # inputs are read where they lie
-    pitch: int  # elements between neighbouring positions
+    pitch: int  # elements between neighbouring positions; pieces of numbers are elements of their own
     steps: Ints  # elements of the input between neighbouring positions along each axis
     phases: tuple[Phase, ...]
     taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
@@ -115,7 +117,8 @@ class Code:
     """How tile instructions are written."""
 
     emulated: bool  # as calls of plain code that does the same
-    rounds_bf16: bool  # the machine has an instruction that rounds to bf16
+    rounds_bf16: bool  # the machine has an instruction that rounds to bf16, and results are rounded by it
+    splits_bf16: bool  # the machine has it, and pieces of numbers are made by it
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class TileGather(Nest):
     prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
     fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
+    split: Split  # how numbers are split into those that tiles multiply
 
     @cached_property
     def registers(self) -> Registers:
@@ -156,6 +160,12 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def error(self) -> float:
+        """That of a result with all taps; a bias and what is added to are two more terms."""
+        taps = max(1, *(phase.count for phase in self.positions.phases))
+        return self.split.error(taps * self.layer.cin, taps * self.sums.channels // 2 // self.tiles.pairs + 2)
+
+    @property
     def copies_lines(self) -> bool:
         """Whether inputs are packed by copies of whole lines."""
         pack = self.pack
@@ -172,6 +182,8 @@ class TileGather(Nest):
     @property
     def weight_parts(self) -> int:
         """Parts in which the weights of one column of tiles are packed."""
+        if not self.split.whole:
+            return ceil(self.weights.channels / self.weights.chunk)
         part = self.weights.part
         return 1 if part is None else ceil(self.sums.channels // 2 / part)
 
@@ -182,13 +194,18 @@ class TileGather(Nest):
 
     @property
     def panel(self) -> int:
-        """Elements of the packed weights of one column of tiles; a pair is one. Each tile of them is contiguous."""
-        return self.layer.taps * self.sums.channels // 2 * self.lanes
+        """Elements of the packed weights of a column of tiles, with all pieces; a pair is one. Tiles are contiguous."""
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.lanes
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
         return self.columns * self.panel
+
+    @property
+    def raw_weights(self) -> int:
+        """Elements of weights that a thread packs before it splits them."""
+        return self.layer.taps * self.weights.chunk * self.lanes
 
     @property
     def out_steps(self) -> Ints:
@@ -231,6 +248,7 @@ class TileGather(Nest):
             per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
             per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * 8 // self.item),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
+            *((per_thread("raw_weights", self.raw_weights),) if not self.split.whole else ()),
         )
 
 
@@ -249,6 +267,11 @@ class Sides:
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
     swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of x and y."""
+        return DTYPES[self.dtype].size
 
 
 @dataclass(frozen=True)
@@ -316,6 +339,7 @@ class TileSums(Nest):
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
     work: float
+    split: Split
 
     @cached_property
     def registers(self) -> Registers:
@@ -336,6 +360,13 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
+
+    @property
+    def error(self) -> float:
+        """That of a weight whose tap lies inside x for all positions."""
+        rows = self.box.number * prod(self.box.sizes[: self.box.flat])
+        positions = prod(a.out for a in self.box.axes)
+        return self.split.error(positions, rows * self.box.long_row // STEP + self.parts.slices)
 
     @property
     def row_room(self) -> int:
@@ -360,20 +391,31 @@ class TileSums(Nest):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        box, several = self.box, self.parts.slices > 1
+        box, several, pieces = self.box, self.parts.slices > 1, self.split.pieces
         beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
-        rows = up(max(self.row_room, self.parts.rows), STEP)
-        outer = prod(box.sizes[: box.flat])
+        raw_x = self._raw(box.x_pack, box.x_pitch)
+        if box.row_packed:
+            raw_x = 0 if self.split.whole else self.x_piece * self.sides.size // 4
         return (
             shared("sums", self.part_sums * self.tasks + beyond if several else 0),
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
-            per_thread("x", rows * box.x_pitch // 2),
-            per_thread("y", outer * box.y_row),
-            per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
+            per_thread("x", pieces * self.x_piece // 2),
+            per_thread("y", pieces * self.y_piece // 2),
+            per_thread("x_raw", raw_x),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
+    @property
+    def x_piece(self) -> int:
+        """Elements of one piece of the numbers of a box of x."""
+        return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
+
+    @property
+    def y_piece(self) -> int:
+        """The same of y."""
+        return 2 * prod(self.box.sizes[: self.box.flat]) * self.box.y_row
+
     def _raw(self, pack: PackBox | None, entries: int) -> int:
         """Elements for what is packed first, and what is written beyond it."""
-        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch // 2
+        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch * self.sides.size // 4

@@ -15,11 +15,13 @@ from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
 from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
 from .pair import each_long_row, end_rows, pair_y, transpose_x
+from .pieces import split_rows, transpose_rows
 from .records import TileSums
 from .tiles import PAIRS, STEP, TileCode, add_products, each_sum, emulation
 
@@ -37,6 +39,7 @@ class _Functions:
     clear: Function
     pack_x: Function
     end_x: Function  # makes rows of what was packed, or ends rows that were packed as such
+    split_x: Function | None  # splits rows that were packed as such
     pack_y: Function | None  # None: positions are paired as they lie
     pair_y: Function
     tile: Function
@@ -66,15 +69,15 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
     box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16")
+    moved = replace(inputs, sum=inputs.storage)
     wide = replace(moved, lanes=STEP)  # whole lines are copied
     copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
-    emulated = emulation(m, inputs.dtype, plan.code.emulated)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
-        end_rows(m, moved, box) if box.row_packed else transpose_x(m, box),
-        None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
+        *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
+        _pairs_of_y(m, plan, moved, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
@@ -84,6 +87,29 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
             "weights": m.table("weights", plan.weights),
         },
     )  # fmt: skip
+
+
+def _rows_of_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function, Function | None]:
+    """The functions that make of packed x what tiles read."""
+    box, how = plan.box, plan.split
+    if not box.row_packed:
+        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.x_piece), box), None
+    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.x_piece), lanes=STEP), box)
+    return end_rows(m, moved, box), last
+
+
+def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> Function:
+    """The function that does so for y."""
+    if plan.split.whole:
+        return pair_y(m, moved, plan.box, clear)
+    pieces = _pieces(plan, plan.y_piece)
+    return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
+
+
+def _pieces(plan: TileSums, step: int) -> Pieces:
+    """How numbers are split, whose pieces then lie a step apart."""
+    sides, pieces = plan.sides, plan.split.pieces
+    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -111,7 +137,7 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         f"tile_{across}", ["p:x", "p:y", "p:sums", "i:fresh", *counts, "i:steps", *(["p:file"] if emulated else [])]
     )
     x, y, sums, fresh, *rest = f.args
-    code = TileCode(f, plan.sides.dtype, emulated, rest[-1])
+    code = TileCode(f, plan.split.dtype, emulated, rest[-1])
     row = plan.row_step * item
 
     def place(i: int, j: int) -> str:
@@ -131,8 +157,9 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
         add_products(
             code, block, across,
-            (lambda i: f.at(left, i * block.rows * box.x_pitch, "i16"), 2 * box.x_pitch),
-            (lambda j: f.at(right, j * PAIRS * plan.lanes, plan.sum), plan.lanes * item),
+            (lambda i, n: f.at(left, i * block.rows * box.x_pitch + n * plan.x_piece, "i16"), 2 * box.x_pitch),
+            (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * item),
+            plan.split.products,
         )  # fmt: skip
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
@@ -156,7 +183,7 @@ class _Kernel:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.sides.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     @property
     def pieces(self) -> int:
@@ -197,7 +224,7 @@ class _Kernel:
         """Rows of a box of x: packed as such, or packed and transposed."""
         f, box, functions = self.f, self.plan.box, self.functions
         storage, runs = functions.inputs.storage, len(box.runs)
-        to = self.at["x" if box.row_packed else "x_raw"]
+        to = self.at["x" if box.row_packed and functions.split_x is None else "x_raw"]
         pitch = 1 if box.row_packed else box.x_pack.pitch
         with f.loop(0, runs) as run:
             table = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
@@ -208,6 +235,8 @@ class _Kernel:
             f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
         if box.row_packed:
             f.call(functions.end_x, to, rows)
+            if functions.split_x is not None:
+                f.call(functions.split_x, to, self.at["x"], rows)
             return
         entries = runs * box.run_entries
         f.call(functions.clear, f.at(to, entries * pitch, storage), (box.x_pitch - entries) * pitch)
