@@ -109,8 +109,10 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
 
 def _pieces(plan: TileSums, step: int) -> Pieces:
     """How numbers are split, whose pieces then lie a step apart."""
-    sides, pieces = plan.sides, plan.split.pieces
-    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
+    sides, how = plan.sides, plan.split
+    return Pieces(
+        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, how.pieces, step, how.rounds
+    )  # fmt: skip
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
