@@ -23,7 +23,7 @@ from .emulation import Emulation
 from .pair import align_rows, each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
-from .tiles import STEP, TileCode, add_products, bring_near, each_sum, emulation
+from .tiles import STEP, Place, TileCode, add_products, bring_near, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
@@ -47,7 +47,6 @@ class _Functions:
     last_tile: Function | None
     finish: Function
     repair: NanRepair | None
-    configuration: str
     tables: dict[str, str]
 
 
@@ -55,7 +54,7 @@ def write(plan: TileSums) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     kernel = _Kernel(plan, _functions(m, plan), Frame(m, plan.buffers, plan.sum))
-    kernel.code.begin(kernel.functions.configuration)
+    kernel.code.begin(kernel.functions.tables["registers"])
     with kernel.frame.items("first", plan.tasks) as task:
         kernel.sum_task(task)
     kernel.code.end()
@@ -81,8 +80,9 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
         _pairs_of_y(m, plan, moved, clear), align_rows(m, plan),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
-        _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
+        _repair(m, plan, inputs) if plan.repairs else None,
         {
+            "registers": m.table("registers", plan.tiles.configuration()),
             "entries": m.table("entries", box.entries),
             "runs": m.table("runs", [start for run in box.runs for start in run]),
             "weights": m.table("weights", plan.weights),
@@ -158,21 +158,25 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         step = stack.enter_context(f.loop(0, rest[box.flat]))
         left = f.at(left_row, f.mul(step, STEP * plan.rows if plan.aligns else STEP), "i16")
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
-        pitch, piece = (STEP, plan.aligned_piece) if plan.aligns else (box.x_pitch, plan.x_piece)
-        add_products(
-            code, block, across,
-            (lambda i, n: f.at(left, i * block.rows * pitch + n * piece, "i16"), 2 * pitch),
-            (lambda j, n: f.at(right, j * plan.lanes + n * plan.y_piece // 2, plan.sum), box.y_pitch * item),
-            plan.split.products,
-        )  # fmt: skip
+        left_side, right_side = _factors(f, plan, left, right)
+        add_products(code, block, across, left_side, right_side, plan.split.products)
         if plan.near.weights:
             further = f.at(right, plan.near.weights * STEP // 2 * box.y_pitch, plan.sum)
             bring_near(f, further, STEP // 2, box.y_pitch * item, across)
         if plan.near.inputs:
             further = f.at(left, plan.near.inputs * STEP * (plan.rows if plan.aligns else 1), "i16")
-            bring_near(f, further, block.rows * block.down, 2 * pitch)
+            bring_near(f, further, block.rows * block.down, left_side[1])
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
+
+
+def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[tuple[Place, int], tuple[Place, int]]:
+    """Of x and of y in a step: where tiles are, given the first ones, and bytes between rows."""
+    pitch, piece = (STEP, plan.aligned_piece) if plan.aligns else (plan.box.x_pitch, plan.x_piece)
+    return (
+        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * piece, "i16"), 2 * pitch),
+        (lambda j, n: f.at(right, j * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.box.y_pitch * plan.item),
+    )
 
 
 @dataclass(frozen=True)
@@ -286,11 +290,7 @@ class _Kernel:
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
             x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
             if self.functions.align is not None:
-                to = self.at["aligned"]
-                for piece in range(plan.split.pieces):
-                    places = f.at(x, piece * plan.x_piece, "i16"), f.at(to, piece * plan.aligned_piece, "i16")
-                    f.call(self.functions.align, *places, *counts[:flat], steps)
-                x = to
+                x = self._align(self.functions.align, x, [*counts[:flat], steps])
                 column = stack.enter_context(f.loop(0, blocks))
             first = f.mul(column, plan.block)
             y = f.at(self.at["y"], first, plan.sum)
@@ -298,6 +298,14 @@ class _Kernel:
             is_last = f.test("eq", column, blocks - 1)
             tile, last = self.functions.tile, self.functions.last_tile
             f.call_either(is_last, last, tile, x, y, to, fresh, *counts[:flat], steps, *self.file)
+
+    def _align(self, align: Function, x: str, counts: list[Value]) -> str:
+        """Copy what a tap reads of some rows of x: of each piece."""
+        f, plan, to = self.f, self.plan, self.at["aligned"]
+        for piece in range(plan.split.pieces):
+            places = f.at(x, piece * plan.x_piece, "i16"), f.at(to, piece * plan.aligned_piece, "i16")
+            f.call(align, *places, *counts)
+        return to
 
     # Results.
 
