@@ -42,7 +42,7 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
                 fetch.step()
             left_side, right_side = _factors(f, plan, across, (left_at, right_at))
             add_products(code, block, across, left_side, right_side, plan.split.products)
-            _bring_near(f, plan, (left_at, left_side[1]), (right_at, right_side[1]), across)
+            _bring_near(f, plan, left_side, right_side, across)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
@@ -65,17 +65,18 @@ def _factors(
     )
 
 
-def _bring_near(f: Function, plan: TileGather, left: tuple[str, int], right: tuple[str, int], across: int) -> None:
-    """Prefetch the factors of a later step into the first-level cache. Of each side: the first of this step, and bytes
-    between rows.
+def _bring_near(f: Function, plan: TileGather, left: tuple[Place, int], right: tuple[Place, int], across: int) -> None:
+    """Prefetch the factors of a later step into the first-level cache. Of each side: where those of this step are, and
+    bytes between rows.
     """
     near, block = plan.near, plan.tiles
-    if near.weights:
-        further = f.at(right[0], near.weights * block.pairs * right[1], "i8")
-        bring_near(f, further, block.pairs, right[1], across)
-    if near.inputs:
-        further = f.at(left[0], near.inputs * 2 * block.pairs, "i16")
-        bring_near(f, further, block.rows * block.down, left[1])
+    for piece in range(plan.split.pieces):
+        if near.weights:
+            further = f.at(right[0](0, piece), near.weights * block.pairs * right[1], "i8")
+            bring_near(f, further, block.pairs, right[1], across)
+        if near.inputs:
+            further = f.at(left[0](0, piece), near.inputs * 2 * block.pairs, "i16")
+            bring_near(f, further, block.rows * block.down, left[1])
 
 
 class Lines:
