@@ -9,13 +9,14 @@ from math import ceil, prod
 import pytest
 
 from convgrad.cpu.gather.records import Gather, TaskOrder, WeightPacking
+from convgrad.cpu.pack.weights import WeightPacker
 from convgrad.cpu.plan.axes import simplify
 from convgrad.cpu.plan.registry import make_plan
 from convgrad.cpu.target import LINE, Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
 
-from .problems import numbered, targets
+from .problems import check, however_small, numbered, targets
 
 TARGETS = targets()
 DRAWN = [numbered(seed) for seed in range(30000, 30200)]
@@ -104,6 +105,26 @@ def test_few_weights_are_packed_by_each_thread_if_it_has_pixels_enough() -> None
     assert not copied("n8 g300 cx1 cy9 x28x28 y28x28")  # few channels fill whole vectors with zeros
 
 
+PARTS = {
+    WeightPacker.COPY: "y f32 n1 g1 cx80 cy40 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio bias",
+    WeightPacker.TRANSPOSE_CHANNELS: "x f32 n1 g1 cx40 cy333 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    WeightPacker.TRANSPOSE_TAPS: "y bf16 n1 g1 cx700 cy40 x5x5 w3x3 y5x5 s1x1 d1x1 p1x1",
+    WeightPacker.ELEMENTS: "y f32 n1 g2 cx90 cy7 x9x9 w3x3 y9x9 s1x1 d2x1 p2x1 w@11403,181,2,3801,1267",
+}
+
+
+@pytest.mark.parametrize("packer", PARTS)
+def test_weights_are_packed_in_parts_for_many_threads(packer: WeightPacker) -> None:
+    p, target = Problem.parse(PARTS[packer]), TARGETS["without halves"]
+    for threads in (16, 64):
+        with however_small():
+            plan = make_plan(p, target, threads)
+        assert isinstance(plan, Gather)
+        assert (plan.weights.packer, plan.task.weights) == (packer, WeightPacking.TEAM)
+        assert plan.weights.parts > 1
+    check(p, target, (1, 2, 16, 64), 5, gaps=True)
+
+
 @pytest.mark.parametrize("threads", [4, 16, 64])
 @pytest.mark.parametrize(
     "text",
@@ -117,10 +138,11 @@ def test_few_weights_are_packed_by_each_thread_if_it_has_pixels_enough() -> None
     ],
 )
 def test_every_thread_has_something_to_do(text: str, threads: int) -> None:
-    """Unless boxes would hold but a tile or two."""
+    """Unless boxes would hold but a tile or two; or of a large team a few have nothing, rather than most two tasks."""
     plan = make_plan(Problem.parse(text), TARGETS["without halves"], threads)
     assert isinstance(plan, Gather)
-    assert plan.tasks >= threads or prod(plan.cut.region) <= 6 * plan.rows
+    wanted = threads if threads <= 16 else 0.9 * threads
+    assert plan.tasks >= wanted or prod(plan.cut.region) <= 6 * plan.rows
 
 
 @pytest.mark.parametrize("layout", ["", " x@nxc y@nxc w@xio"])

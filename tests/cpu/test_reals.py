@@ -22,10 +22,12 @@ from marks import in_turn, slow_but
 from .problems import numbered, targets
 
 TARGETS = targets()
+TEAMS = (1, 2, 3, 5, 8, 16, 64)
 NAMED = {
     "dense": "x f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "dense, channels first": "y f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 bias",
     "dense weights": "w f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1",
+    "dense weights, channels last": "w f32 n2 g1 cx33 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "strided": "x f32 n2 g1 cx20 cy24 x15x15 w3x3 y8x8 s2x2 d1x1 p1x1",
     "chunks": "y f32 n1 g1 cx520 cy40 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "slices": "w f32 n4 g1 cx3 cy16 x48x48 w3x3 y48x48 s1x1 d1x1 p1x1 x@nxc y@nxc",
@@ -148,7 +150,7 @@ def test_same_bits(name: str, scale: float) -> None:
     size = DTYPES[p.dtype].size
     tensors = [Tensors(p, scale=scale, shift=shift) for shift in (0, size, 7 * size)]
     first = tensors[0].compute(find(p, TARGETS["native"], 1)).tobytes()
-    for threads in (1, 2, 3, 5, 16):
+    for threads in TEAMS:
         found = find(p, TARGETS["native"], threads)
         for each in tensors:
             assert each.compute(found).tobytes() == first, f"{threads} threads, {each.shift} bytes into a line"
@@ -159,7 +161,7 @@ def test_same_bits(name: str, scale: float) -> None:
 def test_random_problems(seed: int) -> None:
     p = replace(numbered(seed), accumulate=seed % 4 == 0)
     tensors = Tensors(p, seed)
-    found = [find(p, TARGETS["native"], threads) for threads in (1, 2, 3, 5, 16)]
+    found = [find(p, TARGETS["native"], threads) for threads in TEAMS]
     results = [tensors.compute(each) for each in found]
     assert len({r.tobytes() for r in results}) == 1, f"{p}: other bits on other numbers of threads"
     wrong = np.abs(results[0].astype(np.float64) - tensors.oracle()) > bound(tensors)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, or
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 KERNELS = """
-; Thread t adds 1000 + n to word t, and takes numbers from every counter; word 100 + i sums what counter i gave.
+; Thread t adds 1000 + n to word t, and takes numbers from the counters of all groups; word 100 + 2g + i sums what
+; counter i of group g gave.
 define void @mark(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
 entry:
   %p = getelementptr i64, ptr %a, i64 %t
@@ -42,13 +44,22 @@ entry:
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %loop ]
   %next = add i64 %i, 1
-  %off = shl i64 %next, 6
+  %group = lshr i64 %i, 1
+  %skip = mul i64 %group, NODE
+  %which = and i64 %i, 1
+  %word = shl i64 %which, 3
+  %place = add i64 %skip, %word
+  %off = add i64 %place, NODES
   %c = getelementptr i8, ptr %team, i64 %off
   %got = atomicrmw add ptr %c, i64 1 monotonic
   %qi = add i64 %i, 100
   %q = getelementptr i64, ptr %a, i64 %qi
   %s = atomicrmw add ptr %q, i64 %got monotonic
-  %more = icmp slt i64 %next, 14
+  %up = add i64 %n, GROUP
+  %up1 = sub i64 %up, 1
+  %groups = udiv i64 %up1, GROUP
+  %counters = shl i64 %groups, 1
+  %more = icmp slt i64 %next, %counters
   br i1 %more, label %loop, label %done
 wrong:
   store i64 -1, ptr %p
@@ -70,7 +81,7 @@ round:
   %r = phi i64 [ 0, %entry ], [ %r1, %end ]
   %r1 = add i64 %r, 1
   store i64 %r1, ptr %mine
-  call void %barrier(ptr %team)
+  call void %barrier(ptr %team, i64 %t)
   br label %read
 read:
   %i = phi i64 [ 0, %round ], [ %i1, %read ]
@@ -84,7 +95,7 @@ read:
   %m = icmp slt i64 %i1, %n
   br i1 %m, label %read, label %end
 end:
-  call void %barrier(ptr %team)
+  call void %barrier(ptr %team, i64 %t)
   %more = icmp slt i64 %r1, 300
   br i1 %more, label %round, label %done
 done:
@@ -125,6 +136,8 @@ define void @subnormal(ptr %a, i64 %t, i64 %n, ptr %team) nounwind {
   ret void
 }
 """
+for name in ("NODES", "NODE", "GROUP"):
+    KERNELS = KERNELS.replace(name, str(getattr(team_ir, name)))
 NAMES = ("mark", "rounds", "stay", "nest", "subnormal")
 
 
@@ -172,7 +185,8 @@ def check_mark(buffer, most):
     n = buffer[0] - 1000
     assert 1 <= n <= most
     assert list(buffer[:100]) == [1000 + n] * n + [0] * (100 - n)
-    assert list(buffer[100:114]) == [n * (n - 1) // 2] * 14
+    counters = 2 * -(-n // team_ir.GROUP)
+    assert list(buffer[100:200]) == [n * (n - 1) // 2] * counters + [0] * (100 - counters)
     return n
 
 
@@ -184,7 +198,7 @@ def test_everyone_works_once(team, kernels, count):
         assert n == max(count, 1) or sys.platform != "linux"
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 40])
 def test_barriers_hold(team, kernels, count):
     for _ in range(5):
         buffer = go(team, kernels["rounds"], count)
@@ -274,7 +288,7 @@ def test_workers_take_no_signals(team, is_lent, kernels):
 
     own = blocked("thread-self")
     before = set(os.listdir("/proc/self/task"))
-    go(team, kernels["mark"], 50)
+    go(team, kernels["mark"], 80)
     workers = set(os.listdir("/proc/self/task")) - before
     assert len(workers) >= 9
     for worker in workers:
@@ -699,7 +713,7 @@ print("good")
     assert (code, out) == (0, "good\n"), error
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 20, 64])
 @pytest.mark.parametrize("items", [0, 1, 2, 7, 500])
 def test_items_are_taken_once_from_both_ends(team, count, items):
     frame = Frame(Module(), [], "float")
@@ -718,3 +732,31 @@ def test_items_are_taken_once_from_both_ends(team, count, items):
         if count <= 2:
             assert takers == sorted(takers)  # each has neighbours
             assert following == [min(i + 1, items - 1) if t == 0 else max(i - 1, 0) for i, t in enumerate(takers)]
+
+
+@linux
+def test_groups_of_threads_take_their_own_items_first(team):
+    """While all threads are at work, each has an item of the part of its group."""
+    frame = Frame(Module(), [], "float")
+    f = frame.f
+    args, tid, threads, _ = f.args
+    group, items = team_ir.GROUP, 40
+    seen = f.at(args, 5000, "i64")
+    with frame.items("first", items) as item:
+        f.store(tid, f.at(args, item, "i64"), "i64", 8)
+        # Nobody takes a second item before everybody has one.
+        f.op(f"atomicrmw add ptr {seen}, i64 1 seq_cst")
+        f.do("br label %look")
+        f.do("look:")
+        here = f.op(f"load atomic i64, ptr {seen} acquire, align 8")
+        f.do(f"br i1 {f.test('slt', here, threads)}, label %look, label %on")
+        f.do("on:")
+    module = jit.load(frame.end(), *HOST)
+    for count in (2 * group, 2 * group + 4):
+        buffer = words()
+        team(module.address("kernel"), ctypes.addressof(buffer), count)
+        first = [items * min(g * group, count) // count for g in range(4)]
+        for g, (begin, end) in enumerate(pairwise(first)):
+            mine = set(buffer[begin:end])
+            members = set(range(g * group, min((g + 1) * group, count)))
+            assert members <= mine

@@ -15,7 +15,7 @@ from convgrad.cpu.wgrad.records import Mode, WeightGradient, Writing
 from convgrad.spec.problem import Problem
 
 from .machines import AVX512_PAIRS, HALVES, MACHINES
-from .problems import numbered
+from .problems import check, however_small, numbered, targets
 
 DRAWN = [numbered(seed) for seed in range(30000, 30200)]
 NXC = " x@nxc y@nxc w@xio"
@@ -114,3 +114,26 @@ def test_tasks_are_balanced() -> None:
     assert busy_share(2, 128, 64, 1, 4, 8) == 1.0
     assert busy_share(3, 192, 128, 1, 4, 8) == 0.75  # 1, ½, 1, ½, 1, ½, taken from both ends, end after 1½
     assert busy_share(4, 224, 64, 1, 4, 8) == 0.875  # in order 1, in which threads do not take them
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w f32 n1 g1 cx20 cy72 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+        "w f32 n2 g1 cx24 cy24 x40x40 w3x3 y40x40 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio accumulate",  # in slices
+        "w f16 n1 g2 cx9 cy10 x9x9x9 w3x3x3 y9x9x9 s1x1x1 d1x1x1 p1x1x1 w@xio",
+    ],
+)
+def test_many_threads_share_taps(text: str) -> None:
+    """Where each can be written alone; the result is the same, and nothing is written beyond it."""
+    p, target = Problem.parse(text), targets()["without halves"]
+    other = Problem.parse(text.replace(" w@xio", ""))  # taps are contiguous, and are transposed together
+    with however_small():
+        plan, transposed = make_plan(p, target, 64), make_plan(other, target, 64)
+    assert isinstance(plan, WeightGradient)
+    assert isinstance(transposed, WeightGradient)
+    assert plan.parts.tap_parts > 1
+    assert plan.tasks <= 64
+    assert plan.tasks > 50
+    check(p, target, (1, 16, 64), 3, gaps=True)
+    assert transposed.parts.tap_parts == 1

@@ -116,7 +116,7 @@ def task_options(layer: Layer, tile: Tile, sums: Sums, source: Source, threads: 
     tuned = tuning(tile.target).gather
     cheap = source.in_place or layer.taps * tile.vectors >= tuned.cheap_steps
     wanted = (tuned.cheap_tasks if cheap and tile.blocks > 1 else tuned.tasks) * threads
-    many_weights = _weight_bytes(layer, tile, sums) > tuned.shared_weights * tile.target.l2
+    many_weights = _weight_bytes(layer, tile, sums) > tuned.weights.shared * tile.target.l2
     groups = groups_per_task(layer, tile)
     return Options(
         groups=groups,
@@ -147,10 +147,11 @@ def cut_tasks(layer: Layer, tile: Tile, sums: Sums, source: Source, cut: Cut, th
     if order is TaskOrder.CHANNEL:
         return Task(order, options.groups, parts, 1, WeightPacking.THREAD_BLOCK)
     blocks = ceil(tile.blocks / parts)
-    tuned = tuning(tile.target).gather
+    tuned = tuning(tile.target).gather.weights
     # A few weights are packed again sooner than they come from another thread's cache, and nobody is waited for.
     pixels, weights = prod(m.out for m in cut.maps), _weight_bytes(layer, tile, sums)
-    if layer.groups * weights <= tuned.copied_weights and pixels >= tuned.copied_pixels * threads:
+    enough = (tuned.pixels if threads <= TEAM else tuned.pixels_of_many) * threads
+    if layer.groups * weights <= tuned.copied and pixels >= enough:
         return Task(order, options.groups, parts, blocks, WeightPacking.THREAD_ALL)
     # With one part of the channels before another, a thread has most weights from itself; but if channels are
     # contiguous, threads write to the same lines of each pixel, where parts meet.

@@ -146,19 +146,20 @@ class _Kernel:
         """Pack all weights and biases: the threads together, or each thread for itself."""
         f, plan, blocks, chunks = self.f, self.plan, self.plan.tile.blocks, self.plan.sums.chunks
         alone = plan.task.weights is WeightPacking.THREAD_ALL
-        units = plan.layer.groups * blocks * chunks
+        portions = chunks * plan.weights.parts
+        units = plan.layer.groups * blocks * portions
         counter = self.frame.counter("first")
         with f.loop(0, units) if alone else items(f, counter, units) as unit:
-            self._pack_weights(*f.split(unit, [plan.layer.groups, blocks, chunks]))
+            self._pack_weights(*f.split(unit, [plan.layer.groups, blocks, portions]))
         if not alone:
             self.frame.barrier()
 
-    def _pack_weights(self, group: Value, block: Value, chunk: Value) -> None:
-        """Pack the weights of a block of channels and a chunk; with the first chunk, the bias."""
+    def _pack_weights(self, group: Value, block: Value, portion: Value) -> None:
+        """Pack the weights of a block of channels and a chunk, or a part of them; with the first of these, the bias."""
         f = self.f
-        weights, bias = self._weights(group, block, chunk)
-        f.call(self.functions.pack_weights, self.frame.tensors["w"], weights, group, block, chunk)
-        with f.when(f.test("eq", chunk, 0)):
+        weights, bias = self._weights(group, block, f.div(portion, self.plan.weights.parts))
+        f.call(self.functions.pack_weights, self.frame.tensors["w"], weights, group, block, portion)
+        with f.when(f.test("eq", portion, 0)):
             self._pack_bias(bias, group, block)
 
     def _weights(self, group: Value, block: Value, chunk: Value) -> tuple[str, str]:

@@ -7,12 +7,13 @@ how pixels are cut into boxes, what tasks are (both in cut.py), how weights are 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import ceil, gcd, prod
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..ir.convert import Elements
-from ..ir.vectors import sum_type
+from ..ir.vectors import size_of, sum_type
 from ..pack.box import PackBox, packer, transposable
 from ..pack.unpack import Staging, unpacker
 from ..pack.weights import PackWeights, WeightPacker
@@ -72,6 +73,8 @@ def plan(p: Problem, target: Target, threads: int) -> Plan:
     cut = cut_pixels(layer, tile, sums, source, output, threads)
     task = cut_tasks(layer, tile, sums, source, cut, threads)
     weights = choose_weight_packer(layer, tile, sums)
+    if task.weights is WeightPacking.TEAM:
+        weights = share_packing(weights, layer.groups * tile.blocks * sums.chunks, threads, tile.target)
     prefetch: Prefetch | None = None
     weights_step = 0
     if p.bytes > target.l2:
@@ -286,8 +289,30 @@ def choose_weight_packer(layer: Layer, tile: Tile, sums: Sums) -> PackWeights:
         packer, Elements(layer.dtype, lanes, layer.sum, layer.converts_f16), layer.w_strides, taps,
         outputs=layer.cout, channels=sums.channels, chunk=sums.chunk, pairs=sums.pairs, odd=sums.odd, block=tile.block,
         last_block=tile.last_block, lane_groups=tile.lane_groups, fold=tile.fold.table if tile.fold else None,
-        outputs_first=out_step > in_step,
     )  # fmt: skip
+
+
+def share_packing(weights: PackWeights, panels: int, threads: int, target: Target) -> PackWeights:
+    """So many panels in the parts with which the last thread ends first, if they are few for so many threads."""
+    steps, taps = ceil(min(weights.chunk, weights.channels) / weights.per_step), len(weights.tap_offsets)
+    row = weights.block * size_of(weights.elements.sum)
+    by_squares, by_taps = (
+        weights.packer is WeightPacker.TRANSPOSE_CHANNELS,
+        weights.packer is WeightPacker.TRANSPOSE_TAPS,
+    )
+    square = weights.lanes if by_squares else 1
+    tuned = tuning(target).gather.weights
+
+    def time(part: int, tap_part: int) -> float:
+        tasks = panels * ceil(steps / part) * ceil(taps / tap_part)
+        rounds = tasks / threads if tasks >= tuned.many * threads else ceil(tasks / threads)
+        return rounds * (part * tap_part * row + tuned.task)
+
+    parts = {min(steps, up(ceil(steps / n), square)) for n in range(1, tuned.most_parts + 1)}
+    tap_parts = {taps} if by_taps else {ceil(taps / n) for n in range(1, taps + 1)}
+    # Of those that are equal, the largest parts.
+    part, tap_part = min(product(parts, tap_parts), key=lambda sizes: (time(*sizes), -sizes[0], -sizes[1]))
+    return replace(weights, part=part if part < steps else None, tap_part=tap_part if tap_part < taps else None)
 
 
 # What is prefetched.

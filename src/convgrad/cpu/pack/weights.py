@@ -47,13 +47,33 @@ class PackWeights:
     last_block: int  # lanes of the last one
     lane_groups: LaneGroups | None  # groups side by side in the lanes
     fold: Ints | None  # of each tap and lane: 0 if it has no weight; else 2*n + 1 if that is n-th in the tensor
-    outputs_first: bool  # channels out are the outer ones in the tensor, and are in the loops that follow it
     part: int | None = None  # steps over the channels in that are packed at a time; None: all those of a chunk
+    tap_part: int | None = None  # taps that are packed at a time; None: all
 
     @property
     def per_step(self) -> int:
         """Channels in of a step."""
         return 2 if self.pairs else 1
+
+    @property
+    def outputs_first(self) -> bool:
+        """Whether channels out are the outer ones in the tensor, and are in the loops that follow it."""
+        return self.strides[1] > self.strides[2]
+
+    @property
+    def parts(self) -> int:
+        """Parts in which a panel is packed."""
+        return self.tap_parts * self.step_parts
+
+    @property
+    def tap_parts(self) -> int:
+        """Parts of the taps."""
+        return ceil(len(self.tap_offsets) / (self.tap_part or len(self.tap_offsets)))
+
+    @property
+    def step_parts(self) -> int:
+        """Parts of the steps."""
+        return 1 if self.part is None else ceil(min(self.chunk, self.channels) / self.per_step / self.part)
 
     @property
     def lanes(self) -> int:
@@ -86,6 +106,7 @@ class _Panel:
     channel: Value  # first channel in
     steps: Value
     tap_steps: Value  # between the taps of the panel
+    taps: tuple[Value, Value]  # the first, and the one after the last
 
     def inner(self, p: PackWeights, step: Value) -> Value:
         """The first channel in of a step."""
@@ -97,8 +118,8 @@ class _Panel:
 
 
 def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
-    """A function that packs one panel: (weights, panel, group, block, chunk). If panels are packed in parts, there is
-    one chunk, and the last argument says which part.
+    """A function that packs one panel: (weights, panel, group, block, chunk). If panels are packed in parts, the last
+    argument counts these, of all chunks.
 
     `tap_offsets` is the address of a table of them. Lanes beyond the last channel hold anything.
     """
@@ -108,14 +129,16 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
     first = f.mul(block, p.block)
     lanes = block_lanes(f, p, block)
     last = f.sub(f.sub(p.outputs, 1), first)
-    if p.part is None:
-        channel = f.mul(chunk, p.chunk)
-        tap_steps = steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
-    else:
-        done, tap_steps = f.mul(chunk, p.part), p.channels // p.per_step
-        channel, steps = f.mul(done, p.per_step), f.min(f.sub(tap_steps, done), p.part)
-        to = f.at(to, f.mul(done, lanes), p.elements.sum)
-    panel = _Panel(f, base, to, first, last, lanes, channel, steps, tap_steps)
+    number, tap, part = (chunk, 0, 0) if p.parts == 1 else _part_numbers(f, p, chunk)
+    done, tap = f.mul(part, p.part or 0), f.mul(tap, p.tap_part or 0)
+    to = f.at(to, f.mul(done, lanes), p.elements.sum)
+    channel = f.mul(number, p.chunk)
+    steps = tap_steps = f.div(f.min(f.sub(p.channels, channel), p.chunk), p.per_step)
+    if p.part is not None:
+        channel, steps = f.add(channel, f.mul(done, p.per_step)), f.min(f.sub(tap_steps, done), p.part)
+    count = len(p.tap_offsets)
+    taps = (tap, count if p.tap_part is None else f.min(f.add(tap, p.tap_part), count))
+    panel = _Panel(f, base, to, first, last, lanes, channel, steps, tap_steps, taps)
     if p.packer is WeightPacker.TRANSPOSE_TAPS:
         _transpose_taps(m, p, panel)
     elif p.packer is WeightPacker.TRANSPOSE_CHANNELS:
@@ -127,13 +150,21 @@ def pack_weights(m: Module, p: PackWeights, tap_offsets: str) -> Function:
     return f
 
 
+def _part_numbers(f: Function, p: PackWeights, index: Value) -> list[Value]:
+    """Of a part of all chunks: which chunk, which part of its taps, and which of its steps."""
+    sizes = [ceil(p.channels / p.chunk), p.tap_parts, p.step_parts]
+    several = [i for i, size in enumerate(sizes) if size > 1]
+    digits = dict(zip(several, f.split(index, [sizes[i] for i in several]), strict=True))
+    return [digits.get(i, 0) for i in range(3)]
+
+
 # Channels out are contiguous.
 
 
 def _copy(p: PackWeights, panel: _Panel, tap_offsets: str) -> None:
     """Vectors of channels out, copied."""
     f, elements = panel.f, p.elements
-    with f.loop(0, len(p.tap_offsets)) as tap:
+    with f.loop(*panel.taps) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.mul(tap, panel.tap_steps), panel.lanes), elements.sum)
         with f.loop(0, panel.steps) as step:
@@ -163,7 +194,7 @@ def _transpose_channels(m: Module, p: PackWeights, panel: _Panel, tap_offsets: s
     """Squares of channels out by channels in, transposed."""
     f, elements = panel.f, p.elements
     transpose = _channel_square(m, p)
-    with f.loop(0, len(p.tap_offsets)) as tap:
+    with f.loop(*panel.taps) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.mul(tap, panel.tap_steps), panel.lanes), elements.sum)
         with f.loop(0, panel.lanes, p.lanes) as lane, f.loop(0, panel.steps, p.lanes) as step:
@@ -273,7 +304,7 @@ def _elements(m: Module, p: PackWeights, panel: _Panel, tap_offsets: str) -> Non
     """One element after another, wherever it lies."""
     f, elements = panel.f, p.elements
     table = "" if p.fold is None else m.table("fold", p.fold)
-    with f.loop(0, panel.steps) as step, f.loop(0, len(p.tap_offsets)) as tap:
+    with f.loop(0, panel.steps) as step, f.loop(*panel.taps) as tap:
         offset = f.load(f.at(tap_offsets, tap, "i64"), "i64", 8)
         to = f.at(panel.to, f.mul(f.add(f.mul(tap, panel.tap_steps), step), panel.lanes), elements.sum)
         inner = panel.inner(p, step)

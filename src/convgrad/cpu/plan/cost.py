@@ -21,6 +21,10 @@ from .axes import Axis, axis_maps, longest, reach
 from .records import pieces, up
 from .tuning import Tuning, shorter
 
+ROUNDED = 16
+"""Up to so many threads, work is cut for the next power of two, and beyond for the next multiple of half as many: with
+256 equal tasks, two of three of 192 threads would wait for the last 64.
+"""
 MANY_PHASES = 64  # of so many, none is looked at closely: planning would take long. Origin not recorded
 
 
@@ -220,6 +224,8 @@ class BoxSearcher:
 
     def _looked_at(self, threads: int, least: int, tasks: Callable[[list[int]], BoxTasks]) -> list[list[int]]:
         """The boxes to choose from: those that leave fewest threads without work, and of these overlap least."""
+        if threads > ROUNDED:
+            return self._looked_at_by_many(threads, least, tasks)
         wanted = self.search.enough_tasks * threads
 
         def useful_tasks(box: list[int]) -> int:
@@ -236,6 +242,26 @@ class BoxSearcher:
         return nsmallest(
             self.search.looked_at, found, key=lambda b: (-useful_tasks(b), self.entries(b) / prod(b), -prod(b))
         )  # fmt: skip
+
+    def _looked_at_by_many(self, threads: int, least: int, tasks: Callable[[list[int]], BoxTasks]) -> list[list[int]]:
+        """The same for a large team, which may have one task for each thread.
+
+        Threads that have nothing to do at the end cost it more than inputs that are packed again.
+        """
+        choices = self.choices(True)
+        largest = max((prod(b) for b in choices if self.number(b) * tasks(b).tasks >= threads), default=0)
+        found = [b for b in choices if prod(b) >= least and self.search.smallest * prod(b) >= largest]
+        counted = [(b, self.number(b) * tasks(b).tasks or threads) for b in found or choices]
+        keys = [
+            (
+                -min(number, threads),
+                ceil(number / threads) / number * (1 + self.search.overlap * self.entries(b) / prod(b)),
+                -prod(b),
+                b,
+            )
+            for b, number in counted
+        ]
+        return [key[-1] for key in nsmallest(self.search.looked_at_by_many, keys)]
 
     def _choices(self, short_rows: bool) -> list[list[int]]:
         """All boxes that fit. Rows are short only if they may be `short_rows`."""
@@ -300,13 +326,14 @@ CUTS = (*range(1, 9), 10, 12, 16, 20, 24, 32, 48, 64)  # an axis is cut into so 
 def waited(sizes: Sequence[int], each: int, threads: int, many: int) -> float:
     """The share of time that threads wait for the last one, if each takes the next task when it has done one.
 
-    Each size stands for `each` tasks. The mean over `threads`, which is two or more, and half of them; 0 if there are
-    more than `many` tasks for each thread.
+    Each size stands for `each` tasks. The mean over `threads`, which is two or more, and half of them, because work is
+    cut for a rounded number of threads; 0 if there are more than `many` tasks for each thread.
     """
     if each * len(sizes) > many * threads:
         return 0.0
     tasks = [size for size in sizes for _ in range(each)]
-    return sum(1 - busy(tasks, team) for team in (threads // 2, threads)) / 2
+    teams = (threads // 2, threads) if threads <= ROUNDED else (threads,)
+    return sum(1 - busy(tasks, team) for team in teams) / len(teams)
 
 
 def busy(sizes: Sequence[float], threads: int) -> float:

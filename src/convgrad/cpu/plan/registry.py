@@ -14,8 +14,9 @@ from ...spec.problem import Problem
 from ..target import Target
 from . import workspace
 from .bits import TEAM
+from .cost import ROUNDED
 from .estimate import estimate
-from .records import Made, Plan, refuse
+from .records import Made, Plan, refuse, up
 
 
 class Algorithm(NamedTuple):
@@ -62,8 +63,10 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if problem.flops < ALONE and problem.bytes < ALONE:
         threads = 1
     team = TEAM
-    while team < threads:
+    while team < min(threads, ROUNDED):
         team *= 2
+    if threads > ROUNDED:
+        team = up(threads, ROUNDED // 2)
     plan, bound = _cut(problem, target, team), workspace.bound(problem)
     if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.

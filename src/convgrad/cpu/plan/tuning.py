@@ -77,6 +77,8 @@ class BoxSearch:
 
     smallest: int = 8  # boxes that are more than so many times smaller than the largest are not looked at
     looked_at: int = 32  # so many at most: those that overlap least, large ones first
+    looked_at_by_many: int = 16  # the same by a team of more than 16 threads
+    overlap: float = 0.1  # the share of the time in which inputs are packed, as far as it decides what is looked at
     shortest_row: int = 64  # positions of a row that is cut although it fits, if there are boxes enough
     enough_tasks: int = 2  # for a thread, if boxes then hold `least_tiles`
     least_tiles: int = 2
@@ -85,17 +87,28 @@ class BoxSearch:
 
 
 @dataclass(frozen=True)
+class WeightTuning:
+    """Who packs the weights of y and x."""
+
+    copied: int = 640 << 10  # bytes that each thread packs for itself: Zen 5, +3.0% (6889dcf),
+    pixels: int = 200  # if it has so many pixels,
+    pixels_of_many: int = 2500  # or in a larger team so many: packing may take as long as some hundred of them
+    task: int = 2048  # bytes that might be packed while a task of packing begins
+    many: int = 8  # tasks for a thread: if they are more it does not matter that the last ones are not for all
+    most_parts: int = 32  # of the steps of a panel
+    shared: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
+
+
+@dataclass(frozen=True)
 class GatherTuning:
     """y and x."""
 
+    weights: WeightTuning = WeightTuning()
     second_tile: float = 0.005  # a second tile takes time to compile: it must save this share. Origin not recorded
     interleaved: int = 4  # channels that are strided are interleaved, if so few; squares of more are transposed
     unrolled: int = (
         64  # channels (or pairs) times rows: so few products of one vector are written without a loop. Not recorded
     )
-    copied_weights: int = 640 << 10  # bytes of weights that each thread packs for itself: Zen 5, +3.0% (6889dcf)
-    copied_pixels: int = 200  # if it has so many pixels
-    shared_weights: float = 1.25  # of the second-level cache: no more weights are shared by all threads. Zen 5, +0.5%
     task_bytes: int = 4 * LINE  # of input or of results of a pixel: so many groups are in a task
     tasks: int = 2  # for a thread
     cheap_tasks: int = 8  # for a thread, if it costs little to pack a box again
@@ -107,9 +120,20 @@ class GatherTuning:
 
 
 @dataclass(frozen=True)
+class LargeTeam:
+    """How a large team shares the sums over pixels: such that the last task ends soonest."""
+
+    threads: int = 16  # so many or more
+    least_rows: int = 3  # of a task
+    line: int = 20  # steps in which a line of the rows is read: it does not wait in a cache. Emerald Rapids
+    task: int = 500  # steps in which a task begins
+
+
+@dataclass(frozen=True)
 class WgradTuning:
     """w, and 1x1 convolutions as sums over channels."""
 
+    large: LargeTeam = LargeTeam()
     copy: float = 0.5  # steps in which an element is packed, where tasks are cut; bits.COPY chooses vectors by it
     least_sums: int = 6  # vectors of sums in a tile, so that products need not wait for each other
     better: float = 1.02  # tasks of another shape must take so much less time. Origin not recorded

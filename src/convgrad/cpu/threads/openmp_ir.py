@@ -34,8 +34,12 @@ single:
   call void @run_alone(ptr %kernel, ptr %args)
   ret void
 begin:
-  %team = alloca [2048 x i8], align 128
-  call void @llvm.memset.p0.i64(ptr align 64 %team, i8 0, i64 $part, i1 false)
+  %team = alloca [$most x i8], align 128
+  %asked = call i64 @llvm.smin.i64(i64 %threads, i64 $threads)
+  %groups = call i64 @groups_of(i64 %asked)
+  %nodes = mul i64 %groups, $node
+  %used = add i64 %nodes, $part
+  call void @llvm.memset.p0.i64(ptr align 64 %team, i8 0, i64 %used, i1 false)
   store ptr @barrier, ptr %team
   %kernel.p = getelementptr i8, ptr %team, i64 $kernel
   store ptr %kernel, ptr %kernel.p
@@ -51,7 +55,7 @@ begin:
   %spins.p = getelementptr i8, ptr %team, i64 $spins
   store i32 %spins, ptr %spins.p
   %asked.p = getelementptr i8, ptr %team, i64 $asked
-  store i64 %threads, ptr %asked.p
+  store i64 %asked, ptr %asked.p
   %cpu = call i32 @current_cpu()
   %cpu.p = getelementptr i8, ptr %team, i64 $caller_cpu
   store i32 %cpu, ptr %cpu.p

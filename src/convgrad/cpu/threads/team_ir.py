@@ -2,13 +2,18 @@
 
 A call goes like this. `@entry` takes the team and creates missing workers (`@create_workers`). Then it gives work to
 the workers, as a tree (`@start_children`): it writes 1 into a worker's slot and, if that worker sleeps, wakes it. Each
-`@worker` starts its own children, runs the kernel, subtracts itself from `pending`, and waits for its next work: it
+`@worker` starts its own children, runs the kernel, says that it is done (`@finish`), and waits for its next work: it
 spins for a while, then sleeps. The caller runs the kernel, too, and then waits in the same way until `pending` is 0.
 Inside, kernels call `@barrier`. How a thread sleeps and is woken (`@wait`, `@wake`) is in wake_ir.py.
 
-Kernels get the address of the team's memory. It begins with the address of `void barrier(ptr team)` and the number of
-threads (i64). At `COUNTER * (1 + i)` for i < `COUNTERS` are counters, each an i64 in a cache line of its own, 0 at the
-start of a call; kernels take work from them with `atomicrmw add`. The rest is private: see `LAYOUT`.
+A line of memory that many threads change or watch goes from one to the next, each time for a tenth of a microsecond.
+So threads are in groups of `GROUP`, by their numbers, and each group has a node: memory in which its members meet at a
+barrier, count those that are done, and take work from. The last of a group to come to a barrier, or to be done, does
+so for its group at the root. A team of no more than one group meets at the root at once.
+
+Kernels get the address of the team's memory. It begins with the address of `void barrier(ptr team, i64 thread)` and
+the number of threads (i64). The node of group g is at `NODES + g * NODE` and begins with `COUNTERS` counters, each an
+i64, 0 at the start of a call; kernels take work from them with `atomicrmw add`. The rest is private: see `LAYOUT`.
 """
 
 from __future__ import annotations
@@ -19,8 +24,12 @@ from .count import MOST_THREADS
 from .openmp_ir import OPENMP
 from .wake_ir import CONDITION, FUTEX
 
-COUNTER = 64  # bytes between counters: a cache line
-COUNTERS = 14
+GROUP = 8  # threads that share a node, an even number: as many cores share a last-level cache on AMD's servers
+FANOUT = 4  # threads that a thread starts
+NODES = 384  # where the nodes of groups begin in the memory of a team
+NODE = 256  # bytes from one node to the next: lines of memory are fetched in pairs
+COUNTER = 8  # bytes from one counter of a node to the next
+COUNTERS = 2
 
 STAY = 4e-3  # seconds: a worker that left the CPU of its caller does not do so again for so long; origin not recorded
 
@@ -44,49 +53,53 @@ def source(triple: str, futex: bool = True, openmp: bool = False) -> str:
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
     numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
-    numbers["few_spins"] = FEW_SPINS
+    numbers |= {"few_spins": FEW_SPINS, "group": GROUP, "fanout": FANOUT, "nodes": NODES, "node": NODE}
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
 # Offsets in the memory of the team, in bytes: @control, or a copy of its beginning on the stack of the caller, up to
-# `part`, if the threads are the host's. What different threads write is in different cache lines.
+# `part` and the nodes of its groups, if the threads are the host's. What different threads write is in different cache
+# lines. Before the root is what kernels know: the address of @barrier at 0, the number of threads at 8.
 LAYOUT = {
-    # Before `clear` is what kernels know: the address of @barrier at 0, the number of threads at 8, the counters from
-    # `COUNTER` on. A call begins by setting all of it to zero.
-    "clear": COUNTER * (COUNTERS + 1),
-    # Barrier.
-    "arrived": 960,  # i32: threads that have come to the barrier
-    "generation": 1024,  # i32: barriers that have opened; threads spin, then sleep, while it stays the same
-    "dozing": 1028,  # i32: threads that sleep at the barrier
-    # End of a call.
-    "pending": 1088,  # i32: workers that are not done; its sign bit: the caller sleeps until there are none
+    # A node: that of a group, or the root. After the counters:
+    "left": 16,  # i32: workers of the group that are not done
+    "arrived": 64,  # i32: threads that have come to the barrier
+    "generation": 128,  # i32: barriers that have opened; threads spin, then sleep, while it stays the same
+    "dozing": 132,  # i32: threads that sleep at the barrier
+    "root": 64,
+    "pending": 80,  # i32, `left` of the root: groups, or workers of one, not done; its sign bit: the caller sleeps
     # The call. The caller writes it before it starts workers.
-    "kernel": 1152,  # ptr
-    "args": 1160,  # ptr
-    "mode": 1168,  # i64: the caller's mode of floating-point arithmetic
-    "spins": 1176,  # i32: how often a thread looks, at the barrier and at the end, before it sleeps
+    "kernel": 256,  # ptr
+    "args": 264,  # ptr
+    "mode": 272,  # i64: the caller's mode of floating-point arithmetic
+    "spins": 280,  # i32: how often a thread looks, at the barrier and at the end, before it sleeps
     # With the host's threads.
-    "asked": 1184,  # i64: threads that the caller has asked for
-    "caller_cpu": 1192,  # i32: the CPU that the caller was on
-    "part": 1216,  # the end of what a call uses
+    "asked": 288,  # i64: threads that the caller has asked for
+    "caller_cpu": 296,  # i32: the CPU that the caller was on
+    "part": NODES,  # the end of what a call uses beside the nodes
+}
+_TEAM = NODES + NODE * -(-MOST_THREADS // GROUP)
+LAYOUT |= {
     # The team.
-    "busy": 2048,  # i32: 1 while a call has the team
-    "workers": 2112,  # i64: workers that exist
-    "most_workers": 2120,  # i64: workers that may exist: less than at first if the system refused one
-    "cpus": 2128,  # i64: CPUs that the process may use
-    "idle_spins": 2136,  # i32: how often a worker looks for work before it sleeps
-    "most_spins": 2140,  # i32: `spins` if there is a CPU for each thread
+    "busy": _TEAM,  # i32: 1 while a call has the team
+    "workers": _TEAM + 64,  # i64: workers that exist
+    "most_workers": _TEAM + 72,  # i64: workers that may exist: less than at first if the system refused one
+    "cpus": _TEAM + 80,  # i64: CPUs that the process may use
+    "idle_spins": _TEAM + 88,  # i32: how often a worker looks for work before it sleeps
+    "most_spins": _TEAM + 92,  # i32: `spins` if there is a CPU for each thread
     # For systems without futexes.
-    "mutex": 2176,
-    "condition": 2240,
+    "mutex": _TEAM + 128,
+    "condition": _TEAM + 192,
     # One slot of 128 bytes for each thread. At 0, i32: 0 nothing to do, 1 work, 2 asleep (whoever writes 1 over 2 wakes
     # the thread). At 4, i32: the CPU of the thread that wrote the 1. At 8, i32: the system's number of the thread.
-    "slots": 2304,
+    "slots": _TEAM + 256,
 }
 SIZES = {
     "room": 128 * MOST_THREADS,
     "size": LAYOUT["slots"] + 128 * MOST_THREADS,
-}  # bytes of all slots, and of @control
+    "alone": NODES + NODE,
+    "most": _TEAM,
+}  # bytes of all slots, of @control, of a team of one, and of one with threads of the host
 
 HEAD = """
 @control = internal global [$size x i8] zeroinitializer, align 128
@@ -95,11 +108,12 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 ; The caller runs the kernel alone, as a team of one whose memory is on the stack.
 define internal void @run_alone(ptr %kernel, ptr %args) nounwind {
-  %team = alloca [2048 x i8], align 64
-  call void @llvm.memset.p0.i64(ptr align 64 %team, i8 0, i64 $clear, i1 false)
+  %team = alloca [$alone x i8], align 128
   store ptr @barrier, ptr %team
   %threads = getelementptr i8, ptr %team, i64 8
   store i64 1, ptr %threads
+  %node = getelementptr i8, ptr %team, i64 $nodes
+  call void @llvm.memset.p0.i64(ptr align 64 %node, i8 0, i64 64, i1 false)
   call void %kernel(ptr %args, i64 0, i64 1, ptr %team)
   ret void
 }
@@ -147,31 +161,80 @@ define internal i1 @cpus_suffice(i64 %n) alwaysinline nounwind {
   ret i1 %enough
 }
 
-define internal void @barrier(ptr %team) nounwind {
+; The node of a thread's group, and how many members of n threads are in it.
+define internal ptr @node_of(ptr %team, i64 %thread) alwaysinline nounwind {
+  %group = udiv i64 %thread, $group
+  %offset = mul i64 %group, $node
+  %nodes = getelementptr i8, ptr %team, i64 $nodes
+  %node = getelementptr i8, ptr %nodes, i64 %offset
+  ret ptr %node
+}
+
+define internal i64 @members_of(i64 %thread, i64 %n) alwaysinline nounwind {
+  %over = urem i64 %thread, $group
+  %first = sub i64 %thread, %over
+  %rest = sub i64 %n, %first
+  %members = call i64 @llvm.smin.i64(i64 %rest, i64 $group)
+  ret i64 %members
+}
+
+define internal i64 @groups_of(i64 %n) alwaysinline nounwind {
+  %more = add i64 %n, $group
+  %up = sub i64 %more, 1
+  %groups = udiv i64 %up, $group
+  ret i64 %groups
+}
+
+define internal void @barrier(ptr %team, i64 %thread) nounwind {
 entry:
   %count = getelementptr i8, ptr %team, i64 8
   %n = load i64, ptr %count
+  %root = getelementptr i8, ptr %team, i64 $root
   %single = icmp eq i64 %n, 1
-  br i1 %single, label %done, label %arrive
-arrive:
-  %arrived = getelementptr i8, ptr %team, i64 $arrived
-  %generation = getelementptr i8, ptr %team, i64 $generation
-  %dozing = getelementptr i8, ptr %team, i64 $dozing
+  br i1 %single, label %done, label %several
+several:
+  %few = icmp sle i64 %n, $group
+  br i1 %few, label %flat, label %tree
+flat:
+  %last = call i1 @arrive(ptr %team, ptr %root, i64 %n)
+  br i1 %last, label %open, label %done
+open:
+  call void @open(ptr %root)
+  br label %done
+tree:
+  %node = call ptr @node_of(ptr %team, i64 %thread)
+  %members = call i64 @members_of(i64 %thread, i64 %n)
+  %leads = call i1 @arrive(ptr %team, ptr %node, i64 %members)
+  br i1 %leads, label %up, label %done
+up:
+  %groups = call i64 @groups_of(i64 %n)
+  %final = call i1 @arrive(ptr %team, ptr %root, i64 %groups)
+  br i1 %final, label %open_root, label %open_node
+open_root:
+  call void @open(ptr %root)
+  br label %open_node
+open_node:
+  call void @open(ptr %node)
+  br label %done
+done:
+  ret void
+}
+
+; Come to a node as one of n. The last one returns 1 and has to open it; the others return 0 when that is done.
+define internal i1 @arrive(ptr %team, ptr %node, i64 %n) nounwind {
+entry:
+  %arrived = getelementptr i8, ptr %node, i64 $arrived
+  %generation = getelementptr i8, ptr %node, i64 $generation
+  %dozing = getelementptr i8, ptr %node, i64 $dozing
   %old = load atomic i32, ptr %generation monotonic, align 4
   %before = atomicrmw add ptr %arrived, i32 1 acq_rel
   %here = add i32 %before, 1
   %n32 = trunc i64 %n to i32
   %last = icmp eq i32 %here, %n32
-  br i1 %last, label %open, label %stay
-open:
+  br i1 %last, label %whole, label %stay
+whole:
   store atomic i32 0, ptr %arrived monotonic, align 4
-  %g = atomicrmw add ptr %generation, i32 1 seq_cst
-  %asleep = load atomic i32, ptr %dozing seq_cst, align 4
-  %any = icmp ne i32 %asleep, 0
-  br i1 %any, label %wake, label %done
-wake:
-  call void @wake(ptr %generation, i32 2147483647)
-  br label %done
+  ret i1 true
 stay:
   %spins.p = getelementptr i8, ptr %team, i64 $spins
   %spins = load i32, ptr %spins.p
@@ -196,6 +259,22 @@ sleep:
   br i1 %same, label %sleep, label %up
 up:
   %u = atomicrmw sub ptr %dozing, i32 1 seq_cst
+  br label %done
+done:
+  ret i1 false
+}
+
+; Let those go on that wait at a node.
+define internal void @open(ptr %node) nounwind {
+entry:
+  %generation = getelementptr i8, ptr %node, i64 $generation
+  %dozing = getelementptr i8, ptr %node, i64 $dozing
+  %g = atomicrmw add ptr %generation, i32 1 seq_cst
+  %asleep = load atomic i32, ptr %dozing seq_cst, align 4
+  %any = icmp ne i32 %asleep, 0
+  br i1 %any, label %wake, label %done
+wake:
+  call void @wake(ptr %generation, i32 2147483647)
   br label %done
 done:
   ret void
@@ -257,7 +336,6 @@ single:
   ret void
 begin:
   %n = add i64 %others, 1
-  call void @llvm.memset.p0.i64(ptr align 64 @control, i8 0, i64 $clear, i1 false)
   store ptr @barrier, ptr @control
   %count = getelementptr i8, ptr @control, i64 8
   store i64 %n, ptr %count
@@ -276,13 +354,32 @@ begin:
   %spins.p = getelementptr i8, ptr @control, i64 $spins
   store i32 %spins, ptr %spins.p
   %pending = getelementptr i8, ptr @control, i64 $pending
-  %others32 = trunc i64 %others to i32
-  store atomic i32 %others32, ptr %pending monotonic, align 4
+  %few_groups = icmp sle i64 %n, $group
+  %groups = call i64 @groups_of(i64 %n)
+  %parts = select i1 %few_groups, i64 %others, i64 %groups
+  %parts32 = trunc i64 %parts to i32
+  store atomic i32 %parts32, ptr %pending monotonic, align 4
+  br label %clear
+clear:
+  %first = phi i64 [ 0, %begin ], [ %beyond, %clear ]
+  %node = call ptr @node_of(ptr @control, i64 %first)
+  call void @llvm.memset.p0.i64(ptr align 64 %node, i8 0, i64 $left, i1 false)
+  %members = call i64 @members_of(i64 %first, i64 %n)
+  %is_first = icmp eq i64 %first, 0
+  %others_of = sub i64 %members, 1
+  %left_of = select i1 %is_first, i64 %others_of, i64 %members
+  %left_of32 = trunc i64 %left_of to i32
+  %left.p = getelementptr i8, ptr %node, i64 $left
+  store atomic i32 %left_of32, ptr %left.p monotonic, align 4
+  %beyond = add i64 %first, $group
+  %more_groups = icmp slt i64 %beyond, %n
+  br i1 %more_groups, label %clear, label %start
+start:
   call void @start_children(i64 0, i64 %n)
   call void %kernel(ptr %args, i64 0, i64 %n, ptr @control)
   br label %join
 join:
-  %i = phi i32 [ 0, %begin ], [ %next, %again ]
+  %i = phi i32 [ 0, %start ], [ %next, %again ]
   %left = load atomic i32, ptr %pending acquire, align 4
   %done = icmp eq i32 %left, 0
   br i1 %done, label %leave, label %again
@@ -306,43 +403,84 @@ leave:
   ret void
 }
 
-; Give work to the children of a thread, and wake those that sleep. Threads form a tree, t has the children 2t+1 and
-; 2t+2, so that a large team is woken in parallel.
+; Give work to the children of a thread, then wake those that sleep. Threads form a tree: t has the children
+; $fanout * t + 1 and following, so that a large team is woken in parallel.
 define internal void @start_children(i64 %thread, i64 %n) nounwind {
 entry:
-  %twice = shl i64 %thread, 1
-  %first = add i64 %twice, 1
-  %end = add i64 %twice, 3
+  %times = mul i64 %thread, $fanout
+  %first = add i64 %times, 1
+  %beyond = add i64 %first, $fanout
+  %end = call i64 @llvm.smin.i64(i64 %beyond, i64 %n)
   %enough = call i1 @cpus_suffice(i64 %n)
-  br label %loop
-loop:
-  %child = phi i64 [ %first, %entry ], [ %next, %after ]
-  %exists = icmp slt i64 %child, %n
-  br i1 %exists, label %tell, label %done
-tell:
-  %offset = shl i64 %child, 7
   %slots = getelementptr i8, ptr @control, i64 $slots
+  %any = icmp slt i64 %first, %end
+  br i1 %any, label %begin, label %done
+begin:
+  %cpu = call i32 @current_cpu()
+  br label %tell
+tell:
+  %child = phi i64 [ %first, %begin ], [ %next, %tell ]
+  %sleeping = phi i32 [ 0, %begin ], [ %sleepers, %tell ]
+  %offset = shl i64 %child, 7
   %slot = getelementptr i8, ptr %slots, i64 %offset
   %here = getelementptr i8, ptr %slot, i64 4
-  %cpu = call i32 @current_cpu()
   store i32 %cpu, ptr %here
   %before = atomicrmw xchg ptr %slot, i32 1 seq_cst
   %asleep = icmp eq i32 %before, 2
-  br i1 %asleep, label %wake, label %after
+  %bit = zext i1 %asleep to i32
+  %shifted = shl i32 %sleeping, 1
+  %sleepers = or i32 %shifted, %bit
+  %next = add i64 %child, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %tell, label %look
+look:
+  ; The last bit is the last child's.
+  %later = phi i64 [ %end, %tell ], [ %which, %after ]
+  %left = phi i32 [ %sleepers, %tell ], [ %fewer, %after ]
+  %nobody = icmp eq i32 %left, 0
+  br i1 %nobody, label %done, label %one
+one:
+  %which = sub i64 %later, 1
+  %fewer = lshr i32 %left, 1
+  %sleeps = trunc i32 %left to i1
+  br i1 %sleeps, label %wake, label %after
 wake:
-  %name.p = getelementptr i8, ptr %slot, i64 8
+  %offset2 = shl i64 %which, 7
+  %sleeper = getelementptr i8, ptr %slots, i64 %offset2
+  %name.p = getelementptr i8, ptr %sleeper, i64 8
   %name = load i32, ptr %name.p
   br i1 %enough, label %elsewhere, label %anywhere
 elsewhere:
-  call void @wake_elsewhere(ptr %slot, i32 %name)
+  call void @wake_elsewhere(ptr %sleeper, i32 %name)
   br label %after
 anywhere:
-  call void @wake(ptr %slot, i32 1)
+  call void @wake(ptr %sleeper, i32 1)
   br label %after
 after:
-  %next = add i64 %child, 1
-  %more = icmp slt i64 %next, %end
-  br i1 %more, label %loop, label %done
+  br label %look
+done:
+  ret void
+}
+
+; Say that a worker is done: to its group, and if it is the last one there, to the caller.
+define internal void @finish(i64 %thread, i64 %n) nounwind {
+entry:
+  %pending = getelementptr i8, ptr @control, i64 $pending
+  %few = icmp sle i64 %n, $group
+  br i1 %few, label %tell, label %inside
+inside:
+  %node = call ptr @node_of(ptr @control, i64 %thread)
+  %left.p = getelementptr i8, ptr %node, i64 $left
+  %before = atomicrmw sub ptr %left.p, i32 1 acq_rel
+  %last = icmp eq i32 %before, 1
+  br i1 %last, label %tell, label %done
+tell:
+  %left = atomicrmw sub ptr %pending, i32 1 seq_cst
+  %waited_for = icmp eq i32 %left, -2147483647
+  br i1 %waited_for, label %wake, label %done
+wake:
+  call void @wake(ptr %pending, i32 1)
+  br label %done
 done:
   ret void
 }
@@ -354,6 +492,7 @@ entry:
   %slots = getelementptr i8, ptr @control, i64 $slots
   %slot = getelementptr i8, ptr %slots, i64 %offset
   %idle_spins.p = getelementptr i8, ptr @control, i64 $idle_spins
+  %spins.p = getelementptr i8, ptr @control, i64 $spins
   %kernel.p = getelementptr i8, ptr @control, i64 $kernel
   %args.p = getelementptr i8, ptr @control, i64 $args
   %mode.p = getelementptr i8, ptr @control, i64 $mode
@@ -370,15 +509,29 @@ rest:
   %idle_spins = load i32, ptr %idle_spins.p
   br label %spin
 spin:
-  %i = phi i32 [ 0, %rest ], [ %next, %again ]
+  %i = phi i32 [ 0, %rest ], [ %next, %again ], [ %next, %longer ]
+  %bound = phi i32 [ %idle_spins, %rest ], [ %bound, %again ], [ %further, %longer ]
   %word = load atomic i32, ptr %slot acquire, align 4
   %told = icmp eq i32 %word, 1
   br i1 %told, label %work, label %again
 again:
   call void @spin_once(i32 %i)
   %next = add i32 %i, 1
-  %more = icmp slt i32 %next, %idle_spins
-  br i1 %more, label %spin, label %doze
+  %more = icmp slt i32 %next, %bound
+  br i1 %more, label %spin, label %tired
+tired:
+  ; While others work there may soon be more to do: the time of an idle worker counts from the end of the call, though
+  ; this one waits no longer than at a barrier.
+  %unfinished = load atomic i32, ptr %pending monotonic, align 4
+  %others = and i32 %unfinished, 2147483647
+  %still_on = icmp ne i32 %others, 0
+  %spins = load i32, ptr %spins.p
+  %patient = icmp slt i32 %next, %spins
+  %stays = and i1 %still_on, %patient
+  br i1 %stays, label %longer, label %doze
+longer:
+  %further = add i32 %next, %idle_spins
+  br label %spin
 doze:
   %change = cmpxchg ptr %slot, i32 0, i32 2 seq_cst acquire
   %quiet = extractvalue { i32, i1 } %change, 1
@@ -419,11 +572,7 @@ begin:
   %kernel = load ptr, ptr %kernel.p
   %args = load ptr, ptr %args.p
   call void %kernel(ptr %args, i64 %thread, i64 %n, ptr @control)
-  %left = atomicrmw sub ptr %pending, i32 1 seq_cst
-  %last = icmp eq i32 %left, -2147483647
-  br i1 %last, label %tell, label %rest
-tell:
-  call void @wake(ptr %pending, i32 1)
+  call void @finish(i64 %thread, i64 %n)
   br label %rest
 }
 
@@ -498,7 +647,7 @@ define void @entry(ptr %kernel, ptr %args, i64 %threads) nounwind {
   ret void
 }
 
-define internal void @barrier(ptr %team) nounwind {
+define internal void @barrier(ptr %team, i64 %thread) nounwind {
   ret void
 }
 

@@ -157,23 +157,31 @@ def _slices(work: Work, roles: Roles, boxes: int) -> int:
 # Parts of the result, which are tasks, and their tiles.
 
 
-def cut_sums(work: Work, roles: Roles, modes: Modes, boxes: Boxes, threads: int) -> Parts:
-    """Parts of the sums for tasks, and the tiles of one."""
+def cut_sums(
+    work: Work, roles: Roles, modes: Modes, boxes: Boxes, threads: int, *, divides_taps: bool = False
+) -> Parts:
+    """Parts of the sums for tasks, and the tiles of one. `divides_taps` says that each tap can be written alone."""
     channels, groups = roles.row_channels, roles.lane_groups
     if groups:
         lane_part, tap_step = _task_blocks(roles), roles.most_rows // groups.inputs
         parts = ceil(roles.blocks / lane_part)
-        return Parts(roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, False)
+        return Parts(roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, 1, False)
     height = cache(partial(_height, work, roles))
     cutting = Cutting(work, roles, boxes, threads, height)
     lane_part, row_part = first = _fitting_parts(cutting)
-    copied = not (work.pointwise or work.target.tile or modes.lanes is Mode.IN_PLACE)
-    if copied:
-        lane_part, row_part = _cheaper_parts(cutting, _part_cost(cutting, modes), first)
+    tap_part = work.taps
+    if not (work.pointwise or work.target.tile):
+        cost = _part_cost(cutting, modes)
+        if threads >= tuning(work.target).wgrad.large.threads:
+            lane_part, row_part, tap_part = _parts_for_many(cutting, cost, (*first, tap_part), divides_taps)
+        elif modes.lanes is not Mode.IN_PLACE:
+            lane_part, row_part = _cheaper_parts(cutting, cost, first)
     rows = height(row_part)
-    row_parts, lane_parts = ceil(channels / row_part), ceil(roles.blocks / lane_part)
+    row_parts, lane_parts, tap_parts = (
+        ceil(n / part) for n, part in ((channels, row_part), (roles.blocks, lane_part), (work.taps, tap_part))
+    )
     saved = (lane_part, row_part) != first
-    return Parts(rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, saved)
+    return Parts(rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, tap_parts, saved)
 
 
 def _height(work: Work, roles: Roles, channels: int) -> int:
@@ -280,12 +288,16 @@ class PartCost(NamedTuple):
         return self.work(lane_part, row_part) * waste
 
 
+def _pixels(work: Work, side: str) -> int:
+    """Pixels of one side; a stride may leave some of x out."""
+    return prod(min(a.x, a.y * a.k) if side == "x" else a.y for a in work.axes)
+
+
 def _part_cost(cutting: Cutting, modes: Modes) -> PartCost:
     """What parts cost."""
     work, roles = cutting.work, cutting.roles
-    # A stride may leave pixels of x out.
-    x, y = prod(min(a.x, a.y * a.k) for a in work.axes), prod(a.y for a in work.axes)
-    rows, lanes = (x, y) if roles.row_side == "x" else (y, x)
+    y = prod(a.y for a in work.axes)
+    rows, lanes = (_pixels(work, side) for side in (("x", "y") if roles.row_side == "x" else ("y", "x")))
     row_copies = 0 if modes.rows is Mode.IN_PLACE else rows * roles.row_channels
     products = y * work.taps * roles.lane_channels / (roles.lanes * roles.per_step)
     return PartCost(cutting, row_copies, lanes * roles.lane_channels, products, tuning(work.target).wgrad.copy)
@@ -314,6 +326,46 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
         fair = cutting.balanced(cutting.tasks(*parts)) or not balanced
         if fair and small and cutting.has_room(lane_part) and (time := cost.time(*parts)) < least:
             found, least = parts, time
+    return found
+
+
+def _parts_for_many(
+    cutting: Cutting, cost: PartCost, first: tuple[int, int, int], divides_taps: bool
+) -> tuple[int, int, int]:
+    """Parts (of lanes, of rows, of taps) for many threads: those with which the last task ends first.
+
+    All tasks are as long as the longest, so that nothing need be simulated.
+    """
+    roles, threads, taps = cutting.roles, cutting.threads, cutting.work.taps
+    tune = tuning(cutting.work.target)
+    each, large = cutting.sum_bytes, tune.wgrad.large
+    most = max(sum_bytes(cutting.work.target), prod(first[:2]) * each)
+    slices, many = cutting.boxes.slices, tune.wgrad.many_tasks
+    row_lines = _pixels(cutting.work, roles.row_side)  # for each line of memory, or each channel if they are strided
+    size = DTYPES[cutting.work.problem.dtype].size if cutting.work.channel_step(roles.row_side) == 1 else 0
+
+    def time(lane_part: int, row_part: int, tap_part: int) -> float:
+        height, share = cutting.height(row_part), lane_part / roles.blocks
+        products = cost.products * up(row_part, height) * share * tap_part / taps
+        lines = row_lines * (ceil(row_part * size / LINE) if size else row_part)
+        copies = cost.copy * (cost.row_copies * row_part / roles.row_channels + cost.lane_copies * share)
+        copies += large.line * lines
+        task = products * shorter(tune.tiles, roles.most_rows, roles.vectors, height) + copies
+        number = cutting.tasks(lane_part, row_part) * ceil(taps / tap_part)
+        rounds = number / threads if number >= many * threads else ceil(number / threads)
+        return rounds * (task / slices + large.task)
+
+    lane_parts = sorted({ceil(roles.blocks / n) for n in range(1, roles.blocks + 1)})
+    row_parts = sorted({ceil(roles.row_channels / n) for n in range(1, roles.row_channels // large.least_rows + 1)})
+    tap_parts = sorted({ceil(taps / n) for n in range(1, taps + 1)}) if divides_taps else [taps]
+    found, least = first, time(*first) / tune.wgrad.better
+    for lane_part, row_part in product(lane_parts, row_parts):
+        number = cutting.tasks(lane_part, row_part)
+        if lane_part * row_part * each > most or not cutting.has_room(lane_part) or number >= 2 * many * threads:
+            continue
+        for tap_part in tap_parts if number < 2 * threads else [taps]:
+            if (seconds := time(lane_part, row_part, tap_part)) < least:
+                found, least = (lane_part, row_part, tap_part), seconds
     return found
 
 

@@ -40,6 +40,7 @@ class _Box(NamedTuple):
     first: Value  # 1 for the first box of the task, whose sums begin at zero
     last: Value  # 1 for the last one, with which they are whole
     sums: str  # of the task
+    taps: tuple[Value, Value]  # of the task: the first, and the one after the last
     coming: list[str]  # where the next box begins in the tensors, to be prefetched
 
 
@@ -85,12 +86,15 @@ def _kernel(m: Module, plan: WeightGradient) -> _Kernel:
 def _sum_task(k: _Kernel, task: Value) -> None:
     """Sum over the boxes of a task, and write the sums, unless tiles do or there are other slices."""
     f, plan, boxes = k.frame.f, k.plan, k.plan.boxes
-    unit, part = f.split(task, [plan.units, boxes.slices])
+    unit, tap_part, part = f.split(task, [plan.units, plan.parts.tap_parts, boxes.slices])
     here = with_stop(f, plan, place(f, plan, unit))
     if boxes.slices == 1:
         sums = k.frame.at["accumulators"]
     else:
-        sums = f.at(k.frame.at["sums"], f.mul(task, plan.task_sums), plan.sum)
+        number = task if plan.parts.tap_parts == 1 else f.add(f.mul(unit, boxes.slices), part)
+        sums = f.at(k.frame.at["sums"], f.mul(number, plan.task_sums), plan.sum)
+    tap = f.mul(tap_part, plan.tap_part)
+    taps = (tap, f.min(f.add(tap, plan.tap_part), plan.tile_taps))
     first, last = (f.div(f.mul(p, boxes.number), boxes.slices) for p in (part, f.add(part, 1)))
     with f.loop(first, last) as box:
         start, counts = _start(f, boxes, box), []
@@ -101,9 +105,9 @@ def _sum_task(k: _Kernel, task: Value) -> None:
         ends = f.choose(f.test("eq", box, f.sub(last, 1)), 1, 0)
         coming = _coming(k, task, box, last)
         with f.loop(here.lane_start, here.lane_stop) as block:
-            _sum_block(k, here, _Box(start, counts, packed, begins, ends, sums, coming), block)
+            _sum_block(k, here, _Box(start, counts, packed, begins, ends, sums, taps, coming), block)
     if boxes.slices == 1:
-        _write(k, here, sums, (0, plan.parts.tiles))
+        _write(k, here, sums, (0, plan.parts.tiles), taps)
 
 
 def _start(f: Function, boxes: Boxes, box: Value) -> list[Value]:
@@ -118,7 +122,7 @@ def _coming(k: _Kernel, task: Value, box: Value, last: Value) -> list[str]:
         return []
     following = k.frame.following(task, plan.tasks)
     more = f.test("slt", f.add(box, 1), last)
-    unit, part = f.split(f.choose(more, task, following), [plan.units, boxes.slices])
+    unit, _, part = f.split(f.choose(more, task, following), [plan.units, plan.parts.tap_parts, boxes.slices])
     here = place(f, plan, unit)
     first = f.div(f.mul(part, boxes.number), boxes.slices)
     start = _start(f, boxes, f.choose(more, f.add(box, 1), first))
@@ -145,7 +149,7 @@ def _sum_taps(k: _Kernel, here: Place, box: _Box, block: _Block, t: Value) -> No
     f, plan = k.frame.f, k.plan
     row_side, _ = plan.sides
     row = f.min(f.mul(t, plan.rows), plan.parts.row_part - plan.rows)
-    with f.loop(0, len(plan.taps.weights)) as tap:
+    with f.loop(*box.taps) as tap:
         entry = f.load(f.at(k.entries, tap, "i64"), "i64", 8)
         index, sums = _tile_sums(k, box, block, t, tap)
         x_at, y_at, counts, odd = _inside(k, box, tap)
@@ -226,12 +230,13 @@ def _add_slices(k: _Kernel, item: Value) -> None:
     with f.loop(0, f.sub(here.lane_stop, here.lane_start)) as local, f.loop(0, size, plan.lanes) as inner:
         i = f.add(f.mul(f.add(f.mul(local, plan.parts.tiles), tile), size), inner)
         add_slices(f, inputs(plan), sums, i, plan.boxes.slices, plan.task_sums)
-    _write(k, here, sums, (tile, f.add(tile, 1)))
+    _write(k, here, sums, (tile, f.add(tile, 1)), (0, plan.tile_taps))
 
 
-def _write(k: _Kernel, here: Place, sums: str, tiles: tuple[Value, Value]) -> None:
-    """Write the sums of some tiles of a task, unless the tiles have done that."""
+def _write(k: _Kernel, here: Place, sums: str, tiles: tuple[Value, Value], taps: tuple[Value, Value]) -> None:
+    """Write the sums of some tiles and taps of a task, unless the tiles have done that."""
     if k.write_sums is None:
         return
-    data = [k.tensors["x"], k.tensors["y"]] if k.plan.repairs else []
+    data: list[Value] = [k.tensors["x"], k.tensors["y"]] if k.plan.repairs else []
+    data += taps if k.plan.parts.tap_parts > 1 else ()
     k.frame.f.call(k.write_sums, sums, k.tensors["w"], *here, *tiles, *data)

@@ -34,14 +34,18 @@ def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
     work, roles = assign_roles(work_of(sums, target, pointwise=not is_sum))
     modes = choose_modes(work, roles)
     boxes = cut_pixels(work, roles, modes)
-    parts = cut_sums(work, roles, modes, boxes, threads)
+    taps = tap_offsets(work.axes)
+    writing = _writing(work, roles, taps, _strides(work, roles))
+    parts = cut_sums(work, roles, modes, boxes, threads, divides_taps=writing in (Writing.VECTORS, Writing.ELEMENTS))
     x, y, entries = lay_out(work, roles, modes, boxes, parts)
     prefetch = plan_prefetch(work, roles, boxes, parts)
-    taps = Taps(tap_offsets(work.axes), entries, tap_ranges(work.axes))
-    output = plan_output(work, roles, boxes, parts, taps, prefetch is not None)
+    output = plan_output(work, roles, boxes, parts, writing, prefetch is not None)
     names = ("x", "y", "w") if is_sum else pointwise.tensors(p)
     tensors = Tensors(names, p.dtype, p.out_dtype, sum_type(p.dtype), converts_f16(work.target))
-    made = WeightGradient(tensors, roles, boxes, parts, x, y, taps, output, prefetch, threads=threads)
+    made = WeightGradient(
+        tensors, roles, boxes, parts, x, y, Taps(taps, entries, tap_ranges(work.axes)), output, prefetch,
+        threads=threads,
+    )  # fmt: skip
     return replace(made, why=tuple(reasons(made, work)))
 
 
@@ -66,18 +70,22 @@ def plan_prefetch(work: Work, roles: Roles, boxes: Boxes, parts: Parts) -> Prefe
     return Prefetch(regions, calls, prod(boxes.box) // roles.per_step)
 
 
-def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, taps: Taps, prefetch: bool) -> Output:
-    """How sums are written to w, and whether past the caches."""
-    p = work.problem
+def _strides(work: Work, roles: Roles) -> Ints:
+    """Strides of (group, row, lane) in w."""
     group, y_step, x_step = work.shape.w_channel
-    strides = (group, x_step, y_step) if roles.row_side == "x" else (group, y_step, x_step)
+    return (group, x_step, y_step) if roles.row_side == "x" else (group, y_step, x_step)
+
+
+def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, writing: Writing, prefetch: bool) -> Output:
+    """How sums are written to w, and whether past the caches."""
+    p, strides = work.problem, _strides(work, roles)
     whole = boxes.slices == work.taps == strides[2] == 1
     # Tiles of pairs are done so soon that they would wait for what is written past the caches.
     stream = streams(p, work.target) and not work.pairs
     size = parts.rows * roles.block * work.taps * DTYPES[p.out_dtype].size
     return Output(
         strides=strides,
-        writing=_writing(work, roles, taps, strides),
+        writing=writing,
         direct=whole and not (roles.lane_groups or p.accumulate),
         accumulate=p.accumulate,
         stream=stream,
@@ -86,14 +94,14 @@ def plan_output(work: Work, roles: Roles, boxes: Boxes, parts: Parts, taps: Taps
     )
 
 
-def _writing(work: Work, roles: Roles, taps: Taps, strides: Ints) -> Writing:
+def _writing(work: Work, roles: Roles, taps: Ints, strides: Ints) -> Writing:
     """How sums are written to w, given its strides of (group, row, lane)."""
     if roles.lane_groups:
         return Writing.GROUPS
     _, row_step, lane_step = strides
     if lane_step == 1:
         return Writing.VECTORS
-    if not transposable(roles.lanes) or work.taps == 1 or taps.weights != tuple(range(work.taps)):
+    if not transposable(roles.lanes) or work.taps == 1 or taps != tuple(range(work.taps)):
         return Writing.ELEMENTS
     tiles = row_step == work.taps and not work.problem.accumulate
     return Writing.TRANSPOSED_TILES if tiles else Writing.TRANSPOSED_TAPS

@@ -119,6 +119,7 @@ class Parts:
     lane_parts: int  # parts of the blocks of lanes
     tiles: int  # for one block of lanes: along the row channels, or along the taps if groups are in the lanes
     tap_step: int  # taps that one tile sums
+    tap_parts: int  # parts of the taps: they have their sums in one place, and are different tasks
     saves_copies: bool  # cut otherwise than tasks alone would ask, so that less is packed more than once
 
 
@@ -221,13 +222,18 @@ class WeightGradient(Nest):
 
     @property
     def units(self) -> int:
-        """Parts of the result: each is as many tasks as the sum has slices."""
+        """Parts of the result: each is as many tasks as it has parts of the taps, times the slices of the sum."""
         return self.roles.groups * self.parts.row_parts * self.parts.lane_parts
 
     @property
     def tasks(self) -> int:
         """Pieces of work that threads take."""
-        return self.units * self.boxes.slices
+        return self.units * self.parts.tap_parts * self.boxes.slices
+
+    @property
+    def tap_part(self) -> int:
+        """Taps of a task, or fewer in the last one of them."""
+        return ceil(self.tile_taps / self.parts.tap_parts)
 
     @property
     def steps(self) -> float:
@@ -281,7 +287,7 @@ class WeightGradient(Nest):
         several = self.boxes.slices > 1
         entries = 0 if self.prefetch is None else self.prefetch.size * (8 // self.item)
         return (
-            shared("sums", self.task_sums * self.tasks + beyond if several else 0),
+            shared("sums", self.task_sums * self.units * self.boxes.slices + beyond if several else 0),
             per_thread("x", self._packed(self.x)),
             per_thread("y", self._packed(self.y)),
             per_thread("accumulators", 0 if several else self.task_sums + beyond),

@@ -25,6 +25,7 @@ class _Writer(NamedTuple):
     results: Results
     to: str
     taps: str
+    range: tuple[Value, Value]  # of the taps
     transpose_tile: Function | None  # with TRANSPOSED_TILES
     transpose_taps: Function | None  # with TRANSPOSED_TAPS
 
@@ -38,15 +39,17 @@ def write_sums(m: Module, plan: WeightGradient, taps: str) -> Function:
     """A function that writes a task's sums to w.
 
     It takes the sums, w, the group, the first row that the task writes, its first row, its blocks of lanes, its tiles,
-    and x and y, to repair sums.
+    and x and y, to repair sums, or its taps, if they are parts.
     """
     names = ["p:sums", "p:to", "i:group", "i:first_own_row", "i:first_row"]
     names += ["i:first_block", "i:last_block", "i:first_tile", "i:last_tile"]  # the last of each is not included
     groups = plan.roles.lane_groups
     repair = _repair_sums(m, plan, groups) if groups is not None and plan.repairs else None
-    f = m.function("write_sums", [*names, "p:x", "p:y"] if repair else names)
+    names += ["p:x", "p:y"] if repair else ["i:first_tap", "i:last_tap"] if plan.parts.tap_parts > 1 else []
+    f = m.function("write_sums", names)
     sums, to, group, first_own_row, first, first_block, last_block, first_tile, last_tile, *data = f.args
-    w = _Writer(f, plan, results(plan), to, taps, _transpose_tile(m, plan), _transpose_taps(m, plan))
+    of = (data[0], data[1]) if plan.parts.tap_parts > 1 else (0, plan.tile_taps)
+    w = _Writer(f, plan, results(plan), to, taps, of, _transpose_tile(m, plan), _transpose_taps(m, plan))
     group_step, row_step, lane_step = plan.output.strides
     with f.loop(first_block, last_block) as block, f.loop(first_tile, last_tile) as t:
         index = f.add(f.mul(f.sub(block, first_block), plan.parts.tiles), t)
@@ -89,7 +92,7 @@ def _prefetch(w: _Writer, corner: Value, lanes: Value) -> None:
         with f.loop(0, lanes) as lane:
             prefetch_contiguous(f, f.at(to, f.mul(lane, lane_step), n.storage), size)
     elif plan.output.writing is Writing.VECTORS:
-        with f.loop(0, plan.tile_taps) as tap:
+        with f.loop(*w.range) as tap:
             offset = f.load(f.at(w.taps, tap, "i64"), "i64", 8)
             for r in range(plan.rows):
                 prefetch_contiguous(f, f.at(to, f.add(offset, r * row_step), n.storage), plan.vectors * n.bytes)
@@ -115,7 +118,7 @@ def _write_row(w: _Writer, row: str, start: Value, done: Value, lanes: Value) ->
         _write_transposed(w, w.transpose_taps, (row, start), lanes)
         return
     write = _write_vectors if plan.output.writing is Writing.VECTORS else _write_elements
-    with f.loop(0, plan.tile_taps) as tap:
+    with f.loop(*w.range) as tap:
         offset = f.load(f.at(w.taps, tap, "i64"), "i64", 8)
         sums = f.at(row, f.mul(tap, plan.rows * plan.block), plan.sum)
         write(w, sums, f.at(w.to, f.add(start, offset), w.n.storage), done, lanes)
