@@ -23,8 +23,6 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
-from ..target import LINE
-from .copy import copy_positions
 from .emulation import Emulation
 from .gather_tile import tile_function
 from .pieces import split_weights
@@ -46,7 +44,6 @@ class _Functions:
     pack_weights: Function
     split: _Split | None
     pack: Function | None  # None: inputs are read where they lie
-    copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
@@ -84,7 +81,7 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
         _split(m, plan, inputs),
-        *_pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
+        _pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
         tile_function(m, plan, emulated, plan.vectors),
         tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
@@ -106,12 +103,12 @@ def _split(m: Module, plan: TileGather, inputs: Elements) -> _Split | None:
     return _Split(weights, repair_tile(m, plan, inputs), m.table("reads", reads(plan)))
 
 
-def _pack(m: Module, plan: TileGather, moved: Elements) -> tuple[Function | None, Function | None]:
-    """What packs a box of the input, or copies it if it is read where it lies."""
+def _pack(m: Module, plan: TileGather, moved: Elements) -> Function | None:
+    """What packs a box of the input."""
     if plan.pack is None:
-        return None, copy_positions(m, moved, plan) if plan.copies_unaligned else None
+        return None
     copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
-    return pack_box(m, copied, plan.pack, zero(m, moved)), None
+    return pack_box(m, copied, plan.pack, zero(m, moved))
 
 
 def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
@@ -175,37 +172,41 @@ class _Kernel:
     # Weights.
 
     def pack_all_weights(self) -> None:
-        """Pack all weights and biases, by all threads together."""
-        f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
-        with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
-            group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
-            self._pack_panel(group, block, part)
+        """Pack all weights and biases, by all threads together: one column of tiles after another, or parts of them."""
+        f, plan, columns, parts = self.f, self.plan, self.plan.columns, self.plan.weight_parts
+        with items(f, self.frame.counter("first"), plan.layer.groups * columns * parts) as item:
+            group, column, part = f.split(item, [plan.layer.groups, columns, parts])
+            self._pack_panel(group, column, part)
             if plan.layer.bias is not None:
                 with f.when(f.test("eq", part, 0)):
-                    unit = f.add(f.mul(group, blocks), block)
-                    self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
+                    self._pack_bias(group, column)
         self.frame.barrier()
 
-    def _pack_panel(self, group: Value, block: Value, part: Value) -> None:
-        """Pack a part of the weights of a block of channels; to be split, they are packed as they are before."""
-        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, block)
+    def _pack_panel(self, group: Value, column: Value, part: Value) -> None:
+        """Pack a part of the weights of a column of tiles; to be split, they are packed as they are before."""
+        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, column)
         if functions.split is None:
-            f.call(functions.pack_weights, source, to, group, block, part)
+            f.call(functions.pack_weights, source, to, group, column, part)
             return
-        f.call(functions.pack_weights, source, self.at["raw_weights"], group, block, part)
-        f.call(functions.split.weights, self.at["raw_weights"], to, block, part)
+        f.call(functions.pack_weights, source, self.at["raw_weights"], group, column, part)
+        f.call(functions.split.weights, self.at["raw_weights"], to, column, part)
 
-    def _weights(self, group: Value, block: Value) -> str:
-        """Where the packed weights of a block of channels are."""
+    def _weights(self, group: Value, column: Value) -> str:
+        """Where the packed weights of a column of tiles are."""
         f, plan = self.f, self.plan
-        place = f.add(f.mul(group, plan.group_weights), f.mul(block, plan.panel))
-        return f.at(self.at["weights"], place, plan.sum)
+        return f.at(self.at["weights"], f.mul(f.add(f.mul(group, plan.columns), column), plan.panel), plan.sum)
 
-    def _pack_bias(self, to: str, group: Value, block: Value) -> None:
-        """Widen the bias of one block; that of the last channel for places beyond it."""
+    def _bias(self, group: Value, column: Value) -> str:
+        """Where the packed bias of a column of tiles is."""
+        f, plan = self.f, self.plan
+        return f.at(self.at["bias"], f.mul(f.add(f.mul(group, plan.columns), column), plan.lanes), plan.sum)
+
+    def _pack_bias(self, group: Value, column: Value) -> None:
+        """Widen the bias of one column; that of the last channel for places beyond it."""
         f, plan, layer, inputs = self.f, self.plan, self.plan.layer, self.functions.inputs
-        with f.loop(0, plan.block) as lane:
-            channel = f.min(f.add(f.mul(block, plan.block), lane), layer.cout - 1)
+        to = self._bias(group, column)
+        with f.loop(0, plan.lanes) as lane:
+            channel = f.min(f.add(f.mul(column, plan.lanes), lane), layer.cout - 1)
             at = f.mul(f.add(f.mul(group, layer.cout), channel), layer.bias or 0)
             value = inputs.load_one(f, f.at(self.frame.tensors["bias"], at, inputs.storage))
             f.store(value, f.at(to, lane, plan.sum), plan.sum, size_of(plan.sum))
@@ -245,7 +246,7 @@ class _Kernel:
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
             shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
-            return self._aligned(f.at(origin, shift, storage), start)
+            return f.at(origin, shift, storage)
         with f.loop(0, len(positions.runs)) as run:
             row = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
             corner = [
@@ -255,16 +256,6 @@ class _Kernel:
             to = f.at(self.at["packed"], f.mul(run, positions.run_entries * positions.pitch), "i16")
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
-
-    def _aligned(self, source: str, start: list[Value]) -> str:
-        """The input of a box that is read where it lies, or a copy if it does not begin at a line there."""
-        f, copy, axes = self.f, self.functions.copy, self.plan.positions.axes
-        if copy is None:
-            return source
-        whole = f.aligned(source, LINE)
-        with f.when(f.op(f"xor i1 {whole}, true")):
-            f.call(copy, source, self.at["packed"], f.min(f.sub(axes[-1].out, start[-1]), axes[-1].box))
-        return f.op(f"select i1 {whole}, ptr {source}, ptr {self.at['packed']}")
 
     def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
         """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""
@@ -325,9 +316,9 @@ class _Kernel:
     def _tile(self, phase: _Phase, block: Value, left: str, to: str) -> None:
         """Sum the positions of a tile for one block of channels."""
         f, plan = self.f, self.plan
-        unit = f.add(f.mul(phase.group, plan.tile.blocks), block)
-        weights = self._weights(phase.group, block)
-        bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
+        column = f.mul(block, plan.vectors)
+        weights = self._weights(phase.group, column)
+        bias = self._bias(phase.group, column) if plan.layer.bias is not None else "null"
         tile, last = self.functions.tile, self.functions.last_tile
         is_last = f.test("eq", block, plan.tile.blocks - 1)
         fetched: tuple[str, ...] = ()
@@ -346,16 +337,8 @@ class _Kernel:
         weights = f.at(self.frame.tensors["w"], at, storage)
         table = f.at(split.reads, f.mul(phase.first, 1 + len(phase.counts)), "i64")
         channels = f.min(f.sub(layer.cout, channel), plan.block)
-        bias = self._bias(phase.group, block)
+        bias = self._bias(phase.group, f.mul(block, plan.vectors))
         f.call(split.repair, sums, source, weights, bias, table, phase.taps[1], channels, *place)
-
-    def _bias(self, group: Value, block: Value) -> str:
-        """Where the bias of a block of channels is, if there is one."""
-        f, plan = self.f, self.plan
-        if plan.layer.bias is None:
-            return "null"
-        unit = f.add(f.mul(group, plan.tile.blocks), block)
-        return f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum)
 
     def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
         """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in

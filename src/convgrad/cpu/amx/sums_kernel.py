@@ -20,10 +20,10 @@ from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
-from .pair import align_rows, each_long_row, end_rows, pair_y, transpose_x
+from .pair import each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
-from .tiles import STEP, Place, TileCode, add_products, bring_near, each_sum, emulation
+from .tiles import PAIRS, STEP, Place, TileCode, add_products, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
@@ -42,7 +42,6 @@ class _Functions:
     split_x: Function | None  # splits rows that were packed as such
     pack_y: Function | None  # None: positions are paired as they lie
     pair_y: Function
-    align: Function | None  # None: tiles read rows of x where they are
     tile: Function
     last_tile: Function | None
     finish: Function
@@ -77,7 +76,7 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     return _Functions(
         inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
         *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
-        _pairs_of_y(m, plan, moved, clear), align_rows(m, plan),
+        _pairs_of_y(m, plan, moved, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None,
@@ -153,29 +152,22 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     f.join(branch)
     with ExitStack() as stack:
         entry, long_row = each_long_row(f, box, rest[: box.flat], stack)
-        left_row = f.at(x, f.mul(long_row, box.long_row * plan.rows) if plan.aligns else entry, "i16")
+        left_row = f.at(x, entry, "i16")
         right_row = f.at(y, f.mul(long_row, box.y_row), plan.sum)
         step = stack.enter_context(f.loop(0, rest[box.flat]))
-        left = f.at(left_row, f.mul(step, STEP * plan.rows if plan.aligns else STEP), "i16")
+        left = f.at(left_row, f.mul(step, STEP), "i16")
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
-        left_side, right_side = _factors(f, plan, left, right)
-        add_products(code, block, across, left_side, right_side, plan.split.products)
-        if plan.near.weights:
-            further = f.at(right, plan.near.weights * STEP // 2 * box.y_pitch, plan.sum)
-            bring_near(f, further, STEP // 2, box.y_pitch * item, across)
-        if plan.near.inputs:
-            further = f.at(left, plan.near.inputs * STEP * (plan.rows if plan.aligns else 1), "i16")
-            bring_near(f, further, block.rows * block.down, left_side[1])
+        add_products(code, block, across, *_factors(f, plan, left, right), plan.split.products)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
 
 
 def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[tuple[Place, int], tuple[Place, int]]:
     """Of x and of y in a step: where tiles are, given the first ones, and bytes between rows."""
-    pitch, piece = (STEP, plan.aligned_piece) if plan.aligns else (plan.box.x_pitch, plan.x_piece)
+    pitch = plan.box.x_pitch
     return (
-        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * piece, "i16"), 2 * pitch),
-        (lambda j, n: f.at(right, j * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.box.y_pitch * plan.item),
+        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch),
+        (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * plan.item),
     )
 
 
@@ -283,29 +275,19 @@ class _Kernel:
         flat, extents, blocks = box.flat, box.extents, ceil(plan.parts.columns / plan.block)
         row = f.add(1, *(f.mul(f.sub(counts[i], 1), prod(extents[i + 1 :])) for i in range(flat, len(counts))))
         steps = f.div(f.add(row, STEP - 1), STEP)
-        with ExitStack() as stack:
-            column: Value = 0 if plan.aligns else stack.enter_context(f.loop(0, blocks))
-            r = stack.enter_context(f.loop(0, plan.row_room, plan.rows))
-            tap = stack.enter_context(f.loop(0, len(plan.weights)))
+        with (
+            f.loop(0, blocks) as column,
+            f.loop(0, plan.row_room, plan.rows) as r,
+            f.loop(0, len(plan.weights)) as tap,
+        ):
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
             x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
-            if self.functions.align is not None:
-                x = self._align(self.functions.align, x, [*counts[:flat], steps])
-                column = stack.enter_context(f.loop(0, blocks))
             first = f.mul(column, plan.block)
-            y = f.at(self.at["y"], first, plan.sum)
+            y = f.at(self.at["y"], f.mul(first, PAIRS), plan.sum)
             to = f.at(sums, f.add(f.mul(tap, plan.tap_step), f.mul(r, plan.row_step), first), plan.sum)
             is_last = f.test("eq", column, blocks - 1)
             tile, last = self.functions.tile, self.functions.last_tile
             f.call_either(is_last, last, tile, x, y, to, fresh, *counts[:flat], steps, *self.file)
-
-    def _align(self, align: Function, x: str, counts: list[Value]) -> str:
-        """Copy what a tap reads of some rows of x: of each piece."""
-        f, plan, to = self.f, self.plan, self.at["aligned"]
-        for piece in range(plan.split.pieces):
-            places = f.at(x, piece * plan.x_piece, "i16"), f.at(to, piece * plan.aligned_piece, "i16")
-            f.call(align, *places, *counts)
-        return to
 
     # Results.
 

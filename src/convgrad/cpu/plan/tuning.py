@@ -171,10 +171,6 @@ class RegisterTuning:
     panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side
     fetches_input: bool = True  # of the next box, while one is computed
     fetches_results: bool = True  # the memory of a tile's results, while the one before is written
-    near_inputs: int = 0  # y and x: steps ahead that inputs are prefetched into the first-level cache; 0: they are not
-    near_weights: int = 0  # the same of weights
-    near_rows: int = 0  # w: the same of what is in the rows,
-    near_columns: int = 0  # and of what is in the columns
 
 
 @dataclass(frozen=True)
