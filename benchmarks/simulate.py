@@ -138,7 +138,8 @@ def _of_wgrad(plan: WeightGradient, problem: Problem) -> Iterator[Step]:
     ]
     lane_parts = [sum(vectors[at : at + parts.lane_part]) for at in range(0, roles.blocks, parts.lane_part)]
     rows = [parts.row_part] * parts.row_parts  # the last ones overlap
-    packs_rows, packs_lanes = (side.mode is not Mode.IN_PLACE for side in (row_side, lane_side))
+    packs_rows = row_side.mode is not Mode.IN_PLACE
+    packs_lanes = tuned.large.read if lane_side.mode is Mode.IN_PLACE else 1.0
 
     # Of x there may be more pixels than of y, or fewer, if a stride leaves some out.
     whole = prod(boxes.sizes)
