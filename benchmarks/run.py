@@ -67,7 +67,7 @@ class Result:
     first: float  # the first call: planning and compiling, unless the code was on disk
     times: dict[str, timing.Timing]
     limit: float  # the least time that the machine allows
-    bound: str  # what sets it: "fma", "dot" or "copy"
+    bound: str  # what sets it: "fma", "dot", "tile" or "copy"
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -405,6 +405,8 @@ def header_lines(head: dict[str, Any]) -> Iterator[str]:
             peaks = "FMA peak unknown"
         if m["bf16_dot"]:
             peaks += f", bf16 dot products {m['bf16_dot'] / 1e9:.0f}"
+        if m["bf16_tiles"]:
+            peaks += f", bf16 tiles {m['bf16_tiles'] / 1e9:.0f}"
         copies = ", ".join(f"{s / 2**20:g} MB {speed / 1e9:.0f}" for s, speed in sorted(m["copies"].items()))
         yield f"{m['threads']} thread{'s'[: m['threads'] > 1]}: {peaks}; copies in GB/s: {copies}"
 

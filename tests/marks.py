@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,16 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """The values as parameters of a test, which is slow but for the quick ones; tuples hold several parameters."""
     quick = set(quick)
     return [value if value in quick else _slow(value) for value in values]
+
+
+def in_turn(values: Iterable[Any], always: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Every value with what it always meets, and with two of the others, which are in_turn out in turn and slow."""
+    pairs: list[Any] = []
+    for i, value in enumerate(values):
+        pairs += [(value, *partner) for partner in always]
+        turn = dict.fromkeys(others[(2 * i + j) % len(others)] for j in range(2))
+        pairs += [_slow((value, *partner)) for partner in turn]
+    return pairs
 
 
 def _slow(value: Any) -> Any:

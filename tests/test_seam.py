@@ -307,6 +307,22 @@ def test_tensors_of_pytorch_on_a_cuda_device(monkeypatch):
     assert len(set(keys)) == 3, "two devices of a kind have keys of their own"
 
 
+def test_operations_of_a_bias_stay_on_a_cuda_device():
+    """PyTorch computes them where the tensors are, with one rounding."""
+    x, _ = pair()
+    a, b = OnCard.of(x), OnCard.of(np.arange(x.shape[-1], dtype=np.float32))
+    found = convgrad.bias_backward(a, data_format="NXC")
+    assert isinstance(found, torch.Tensor)
+    assert np.array_equal(found.numpy(), convgrad.bias_backward(x, data_format="NXC"))
+    moved = convgrad.apply("BiasAdd", a, b, data_format="NXC")
+    assert np.array_equal(moved.numpy(), x + b.numpy())
+    out = OnCard.of(np.full(x.shape[-1], 0.5, np.float32))
+    assert convgrad.bias_backward(a, data_format="NXC", out=out, accumulate=True) is out
+    assert np.array_equal(out.numpy(), found.numpy() + np.float32(0.5))
+    with pytest.raises(SpecError, match="bias must be where src is, on cuda 1, got a tensor on cpu 0"):
+        convgrad.apply("BiasAdd", a, torch.from_numpy(b.numpy()), data_format="NXC")
+
+
 def test_what_is_opened_of_a_cuda_tensor():
     array = np.zeros((4, 6), np.int16)
     for dtype, named in ((torch.bfloat16, "bf16"), (torch.float16, "f16"), (torch.int16, "int16")):

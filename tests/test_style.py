@@ -17,7 +17,7 @@ SOURCE = Path(convgrad.__file__).parent
 FILES = {
     path.relative_to(SOURCE).as_posix(): path
     for path in [*sorted((SOURCE / "cpu").rglob("*.py")), *sorted((SOURCE / "gpu").rglob("*.py"))]
-    if path.parent != SOURCE / "gpu" / "kernels"
+    if SOURCE / "gpu" / "kernels" not in path.parents
 }
 LINES, PARAMETERS, FIELDS, MEMBERS = 60, 6, 15, 10
 

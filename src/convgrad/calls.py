@@ -334,12 +334,23 @@ def _add_or_sum(
     out: Any,
     attributes: Mapping[str, Any],
 ) -> Any:
-    """An operation of a bias, which NumPy computes on the host: into the memory of `out`, or into a new array."""
-    arrays = [on_host(tensors[arg.role], arg.name) for arg in op.inputs]
+    """An operation of a bias, which NumPy or, on a GPU, PyTorch computes: into the memory of `out`, or a new array."""
     inputs = [describe(tensors[arg.role], arg.name) for arg in op.inputs]
     bound = bias.bind(op, inputs, attributes, None if out_tensor is None else describe(out_tensor, "out"))
     if out_tensor is not None:
         check_out(out_tensor)
+    named = {arg.name: tensors[arg.role] for arg in op.inputs} | ({"out": out_tensor} if out_tensor else {})
+    if one_device(named).kind == "cuda":
+        from .torch import recorded
+
+        memory = {role: tensor.memory for role, tensor in tensors.items()}
+        result = recorded.add_or_sum(op, bound, memory, None if out_tensor is None else out_tensor.memory)
+        if out_tensor is None:
+            return _library(first).wrap(result, first)
+        _library(out).written(out)
+        return out
+    arrays = [on_host(tensors[arg.role], arg.name) for arg in op.inputs]
+    if out_tensor is not None:
         bias.compute(op, bound.attributes, bound.dtype, arrays, on_host(out_tensor, "out"))
         _library(out).written(out)
         return out

@@ -24,11 +24,19 @@ def setting() -> Hashable:
 
 def load(problem: Problem, device: Device) -> Executable | Refusal:
     """The computation of the definition."""
-    return partial(_compute, problem)
+    return _hindrance(problem) or partial(_compute, problem)
 
 
-def plan(problem: Problem, device: Device) -> None:
+def plan(problem: Problem, device: Device) -> Refusal | None:
     """Nothing to plan."""
+    return _hindrance(problem)
+
+
+def _hindrance(problem: Problem) -> Refusal | None:
+    """It knows no other algorithm; but where there is nothing to sum, all are the same."""
+    if problem.algorithm == "direct" or not all(problem.size(role) for role in ("x", "w", "y")):
+        return None
+    return Refusal(name, "it takes direct sums alone")
 
 
 def _compute(problem: Problem, x: int, w: int, y: int, bias: int, context: int = 0) -> None:

@@ -15,7 +15,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
@@ -40,7 +40,8 @@ MACHINES = GENERAL | INTEL
 FILE = Path(__file__).with_name("golden.txt")
 TEAMS = (1, 2, 3, 8)
 DRAWN = range(40000, 40300)
-SAMPLE = 12  # one case out of so many is in the suite
+PARTS = 24  # of all cases, by chance
+SAMPLE = 0, 1  # those that are in the suite
 
 Case = tuple[str, str]
 """A problem's title and a machine."""
@@ -181,8 +182,8 @@ def renew() -> int:
     return len(lines) - len(subjects)
 
 
-def check(everything: bool) -> tuple[int, list[Difference]]:
-    """How many cases were looked at, and how they differ from the file."""
+def check(parts: Collection[int]) -> tuple[int, list[Difference]]:
+    """How many cases were looked at, those of some of `PARTS` parts, and how they differ from the file."""
     kept, lines = read()
     now = named() | {title: subject for title, subject in kept.items() if subject.drawn}
     wanted = {(title, machine): subject for title, subject in now.items() for machine in subject.machines}
@@ -193,7 +194,7 @@ def check(everything: bool) -> tuple[int, list[Difference]]:
     looked_at = 0
     for case, subject in wanted.items():
         title, machine = case
-        if case not in lines or not (everything or crc32(" ".join(case).encode()) % SAMPLE == 0):
+        if case not in lines or crc32(" ".join(case).encode()) % PARTS not in parts:
             continue
         looked_at += 1
         if subject.problem != kept[title].problem:
@@ -290,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.renew:
         print(f"{FILE.name}: {renew()} cases")
         return 0
-    looked_at, found = check(given.all)
+    looked_at, found = check(range(PARTS) if given.all else SAMPLE)
     print(report(looked_at, found, given.most))
     return 1 if found else 0
 

@@ -25,15 +25,16 @@ sys.path[:0] = [str(ROOT), str(ROOT.parent / "src")]
 
 import numpy as np  # noqa: E402
 
+from convgrad.backend import Refusal  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
 from convgrad.cpu.amx.permission import refusal  # noqa: E402
 from convgrad.cpu.amx.tiles import INSTRUCTIONS, TileCode, configuration  # noqa: E402
 from convgrad.cpu.compile import jit  # noqa: E402
 from convgrad.cpu.ir.builder import Module  # noqa: E402
-from convgrad.cpu.target import Target, Tiles, named, native, tile_types  # noqa: E402
+from convgrad.cpu.target import Target, Tiles, native, tile_types  # noqa: E402
 from convgrad.cpu.threads.count import available  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
-from cpu.named import TILED  # noqa: E402
+from cpu.named import SPLIT, TILED  # noqa: E402
 from cpu.problems import check, draw_tiled, however_small  # noqa: E402
 from cpu.tiles import Model  # noqa: E402
 
@@ -42,6 +43,9 @@ REAL = (
     "x bf16 n4 g1 cx128 cy96 x29x29 w3x3 y15x15 s2x2 d1x1 p1x1",
     "w bf16 n4 g1 cx64 cy96 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "w bf16 n4 g1 cx128 cy64 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0",
+    "y f32 n4 g1 cx64 cy64 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio algorithm:bf16x6",
+    "w f32 n4 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 algorithm:bf16x3",
+    "x f16 n4 g1 cx128 cy96 x29x29 w3x3 y15x15 s2x2 d1x1 p1x1",
 )
 
 
@@ -55,7 +59,9 @@ class Call:
         for role in ("x", "w", "y"):
             size = 1 + sum((n - 1) * s for n, s in zip(self.p.shape(role), self.p.strides(role), strict=True))
             values = rng.standard_normal(size).astype(np.float32)
-            self.arrays[role] = (values.view(np.uint32) >> 16).astype(np.uint16)
+            if self.p.dtype == "bf16":
+                values = (values.view(np.uint32) >> 16).astype(np.uint16)
+            self.arrays[role] = values.astype(np.float16) if self.p.dtype == "f16" else values
 
     def result(self, threads: int, machine: Target | None = None) -> bytes:
         """The bytes of the result on so many threads."""
@@ -67,7 +73,8 @@ class Call:
 
     def again(self, found: kernel.Kernel) -> bytes:
         """The bytes of the result of a kernel."""
-        out = np.full_like(self.arrays[self.p.wanted], 0x7FC1)
+        out = self.arrays[self.p.wanted].copy()
+        out.view(np.uint8)[...] = 0xFF
         places = {role: (out if role == self.p.wanted else array).ctypes.data for role, array in self.arrays.items()}
         found(places["x"], places["w"], places["y"], 0)
         return out.tobytes()
@@ -135,8 +142,8 @@ def registers_are_given_back(machine: Target) -> None:
 
 def exactness(machine: Target) -> None:
     """Small integers, between unmapped pages, with poisoned buffers, on several threads: equal to the reference."""
-    for text in TILED.values():
-        if text.split()[1] in machine.tiles.dtypes:
+    for text in (*TILED.values(), *SPLIT.values()):
+        if kernel.make_plan(Problem.parse(text), machine, 1).nest.startswith("tile"):
             check(Problem.parse(text), machine, (1, 2, min(16, available())), 1, gaps=True)
 
 
@@ -144,7 +151,10 @@ def random_problems(machine: Target, problems: int = 300) -> None:
     """The same of random ones."""
     for seed in range(problems):
         p = draw_tiled(seed)
-        if p.dtype in machine.tiles.dtypes:
+        if seed % 3 == 0:
+            p = replace(p, dtype="f32", out_dtype="f32", algorithm=("bf16x6", "bf16x3")[seed % 2])
+        plan = kernel.make_plan(p, machine, 1)
+        if not isinstance(plan, Refusal) and plan.nest.startswith("tile"):
             check(p, machine, (1, 3), seed, gaps=seed % 2 == 0)
 
 
@@ -253,7 +263,7 @@ def ends_of_processes(machine: Target) -> None:
 
 def once() -> None:
     """One call, in a process of its own."""
-    machine = emulated() if sys.argv[1] == "True" else named("amx")
+    machine = emulated() if sys.argv[1] == "True" else native()
     if not machine.tiles.emulated and refusal():
         print("refused")
         return
@@ -311,7 +321,7 @@ def main() -> int:
         print(f"This machine has tile registers (AMX), but {reason}.")
         return 1
     else:
-        machine = named("amx")
+        machine = native()
     print(f"{machine.cpu}, tiles of {', '.join(machine.tiles.dtypes)}, {available()} CPUs", flush=True)
     failed = run(machine, tests)
     print(f"{failed} of {len(tests)} failed" if failed else f"all {len(tests)} passed")

@@ -207,10 +207,14 @@ TILED = {
         "3x3": ("xyw", "n2 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"),
         "3x3 channels first": ("xyw", "n2 g1 cx64 cy48 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1"),
         "1x1 in place": ("xyw", "n2 g1 cx64 cy128 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"),
+        "1x1 in place, few channels": ("xy", "n2 g1 cx40 cy48 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc"),
         "stride, groups, dilation": ("xyw", "n2 g2 cx32 cy40 x15x15 w3x3 y7x8 s2x2 d2x1 p1x1 x@nxc y@nxc"),
         "odd channels": ("xy", "n1 g1 cx47 cy31 x9x12 w2x3 y8x10 s1x1 d1x1 p0x0 x@nxc y@nxc"),
         "a bias, sums kept": ("xy", "n2 g1 cx48 cy80 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 out:f32 bias"),
         "accumulated": ("xyw", "n2 g1 cx16 cy20 x9x40 w1x3 y9x38 s1x1 d1x1 p0x0 x@nxc y@nxc accumulate"),
+        "one channel more, accumulated": ("xy", "n1 g1 cx65 cy32 x5x6 w2x2 y4x5 s1x1 d1x1 p0x0 x@nxc y@nxc accumulate"),
+        "1x1, more channels of x": ("w", "n2 g2 cx96 cy33 x9x11 w1x1 y5x6 s2x2 d1x1 p0x0 x@nxc y@nxc"),
+        "1x1, channels first": ("w", "n3 g1 cx32 cy80 x9x11 w1x1 y9x11 s1x1 d1x1 p0x0"),
         "volume": ("xyw", "n1 g1 cx24 cy32 x4x6x7 w3x3x3 y4x6x7 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc w@xio"),
         "a row": ("xyw", "n3 g1 cx40 cy40 x57 w5 y57 s1 d1 p2"),
         "a stride larger than the kernel": ("xy", "n1 g1 cx32 cy32 x17x17 w1x2 y6x6 s3x3 d1x1 p0x0 x@nxc y@nxc"),
@@ -222,3 +226,15 @@ TILED = {
     for dtype in ("bf16", "f16")
 }
 """Problems for tile registers."""
+
+SPLIT = {
+    title.replace(" bf16", f" {way}"): text.replace(" bf16 ", f" {way.split()[0]} ") + algorithm
+    for title, text in TILED.items()
+    if title.endswith(" bf16")
+    for way, algorithm in (
+        ("f32 six", " algorithm:bf16x6"),
+        ("f32 three", " algorithm:bf16x3"),
+        ("f16 split", ""),
+    )
+}
+"""The same with numbers that are split into pieces of bf16."""

@@ -31,10 +31,12 @@ MOST = {"small": 2e7, "large": 4e8}  # floating-point operations
 def targets() -> dict[str, Target]:
     """Machines to write code for, all of which run here. On some, a plan may use vectors of half the width.
 
+    Tile registers are emulated: only tests/cpu/hardware.py uses those of the machine.
+
     Made-up ones have a vector of 3 (1 of f64), tiles that no planner would choose, and caches so small that every
     problem is cut into chunks, boxes, parts and slices, asks for boxes ahead and writes its results past the caches.
     """
-    host = native()
+    host = native().without_tiles()
     x86 = host.triple.startswith("x86_64")
     small = {"l1": 2048, "l2": 20000, "l3": 4000}
     found = {

@@ -1,6 +1,6 @@
 """Tile registers: the instructions by a model of them, plans by emulation, and the code for hardware by what it says.
 
-No machine of ours has tile registers. So plans run with each instruction replaced by a call of plain code that does the
+Few machines have tile registers. So plans run with each instruction replaced by a call of plain code that does the
 same; a model in NumPy judges that code, and the code for hardware is shown to be the same but for these calls.
 `python tests/cpu/hardware.py` runs plans on a machine that has them.
 """
@@ -233,6 +233,8 @@ def _sums(test: Callable[[TileSums], bool]) -> Callable[[Any], bool]:
 
 PATHS = {
     "in place": _gather(lambda p: p.positions.in_place),
+    "in place, or copied": _gather(lambda p: p.copies_unaligned),
+    "in place, never copied": _gather(lambda p: p.positions.in_place and not p.copies_unaligned),
     "in place, in boxes": _gather(lambda p: p.positions.in_place and p.positions.number > 1),
     "a last block of fewer channels": _gather(lambda p: bool(p.tile.last_vectors)),
     "several runs": _gather(lambda p: len(p.positions.runs) > 1),
@@ -249,14 +251,20 @@ PATHS = {
     "written tile by tile, as listed": _gather(lambda p: p.lists_places),
     "blocks side by side": _gather(lambda p: p.parts.together > 1),
     "weights packed in parts": _gather(lambda p: p.weight_parts > 1),
+    "the next input is prefetched": _gather(lambda p: p.prefetch is not None),
+    "results are prefetched": _gather(lambda p: p.fetched_results and p.lists_places),
     "slices": _sums(lambda p: p.parts.slices > 1),
     "slices, taps inside": _sums(lambda p: p.parts.slices > 1 and p.parts.taps_inside),
     "slices, taps outside": _sums(lambda p: p.parts.slices > 1 and not p.parts.taps_inside),
     "parts of w": _sums(lambda p: p.parts.row_parts > 1 and p.parts.column_parts > 1),
     "rows of x packed as such": _sums(lambda p: p.box.row_packed),
+    "rows of y, transposed": _sums(lambda p: p.sides.swapped and not p.box.row_packed),
+    "rows of y, packed as such": _sums(lambda p: p.sides.swapped and p.box.row_packed),
     "rows of x packed otherwise": _sums(lambda p: not p.box.row_packed),
     "y paired as it lies": _sums(lambda p: p.box.y_pack is None),
     "y paired by way of a copy": _sums(lambda p: p.box.y_pack is not None),
+    "rows of x copied for each tap": _sums(lambda p: p.aligns),
+    "rows of x read where they are": _sums(lambda p: not p.aligns),
     "no repair": _sums(lambda p: not p.repairs),
     "long rows of w of two axes": _sums(lambda p: p.box.flat == 2),
     "long rows of w of three axes": _sums(lambda p: p.box.flat == 3),
@@ -316,6 +324,7 @@ SPOILT = [
     "w bf16 n3 g1 cx20 cy32 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "w f16 n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
     "w bf16 n4 g1 cx32 cy48 x49 w1 y49 s1 d1 p0 x@nxc y@nxc",
+    "w bf16 n2 g1 cx40 cy16 x9x9 w1x1 y9x10 s1x1 d1x1 p0x0 x@nxc y@nxc",
     "w bf16 n1 g1 cx17 cy16 x13x13 w3x3 y7x7 s2x2 d1x1 p1x1",
     "x bf16 n2 g1 cx17 cy19 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "y bf16 n2 g1 cx19 cy17 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
@@ -428,8 +437,8 @@ def test_few_channels_are_left_to_others() -> None:
     ):
         assert not make_plan(Problem.parse(text), HARDWARE, 2).nest.startswith("tile")
     text = "y f16 n2 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1"
-    assert make_plan(Problem.parse(text), INTEL["sapphirerapids, tiles"], 2).nest == "gather"
-    assert make_plan(Problem.parse(text), HARDWARE, 2).nest == "tiles"
+    assert make_plan(Problem.parse(text), SAPPHIRE_RAPIDS, 2).nest == "gather"
+    assert make_plan(Problem.parse(text), HARDWARE, 2).split.whole
 
 
 def test_steps_divide_the_channels() -> None:
@@ -449,26 +458,44 @@ def test_pairs_of_bf16_are_not_multiplied_where_that_is_slow() -> None:
         assert kernel.write(make_plan(p, MACHINES["avx512"], 2)) != kernel.write(plain)
 
 
+FACTS = (SAPPHIRE_RAPIDS.triple, "sapphirerapids", SAPPHIRE_RAPIDS.features)
+
+
 @pytest.fixture
-def _intel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine at hand is one of Intel's, in what this process knows."""
-    monkeypatch.setattr(target, "native", lambda: INTEL["sapphirerapids"])
-    target._named_cached.cache_clear()
-    yield
-    target._named_cached.cache_clear()
+def facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str, str], None]]:
+    """A function that says what the machine at hand is, for what this process knows of it."""
+
+    def forget() -> None:
+        target.native.cache_clear()
+        target._named_cached.cache_clear()
+
+    def say(triple: str, cpu: str, features: str) -> None:
+        monkeypatch.setattr(jit, "host", lambda: (triple, cpu, features))
+        forget()
+
+    yield say
+    monkeypatch.undo()
+    forget()
 
 
-@pytest.mark.usefixtures("_intel")
-def test_tiles_are_used_if_asked_for() -> None:
-    assert not target.named("native").tiles.dtypes
-    assert target.named("amx").tiles == Tiles(("bf16",))
-    assert target.named("avx512") == target.named("native")
-    with pytest.raises(UnsupportedError, match=r"native \(avx512\), amx, avx2, baseline"):
+def test_tiles_are_used_where_the_machine_has_them(facts: Callable[[str, str, str], None]) -> None:
+    facts(*FACTS)
+    assert target.current().tiles == Tiles(("bf16",))
+    assert target.named("native") == target.named("amx") == target.current()
+    p = Problem.parse("x bf16 n2 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1")
+    assert make_plan(p, target.current(), 2).nest == "tiles"
+    with pytest.raises(UnsupportedError, match=r"native \(amx\), avx512, avx2, baseline"):
         target.named("sse")
 
 
-def test_tiles_need_a_machine_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "native", lambda: MACHINES["avx512"])
+@pytest.mark.parametrize("name", ["avx512", "avx2", "baseline"])
+def test_lower_levels_leave_tiles_alone(name: str, facts: Callable[[str, str, str], None]) -> None:
+    """They are as on a machine that has none."""
+    facts(*FACTS)
+    level = target.named(name)
+    facts(FACTS[0], FACTS[1], ",".join(f for f in FACTS[2].split(",") if "amx" not in f))
+    assert not level.tiles.dtypes
+    assert replace(level, features="") == replace(target.named(name), features="")
     with pytest.raises(UnsupportedError, match=r"'amx' is not available; this machine has native \(avx512\), avx2"):
         target.named("amx")
 

@@ -11,6 +11,7 @@ import pytest
 
 from convgrad.cpu import kernel
 from convgrad.spec.problem import Problem
+from marks import slow_but
 
 from . import golden
 from .test_engine import PATHS
@@ -42,9 +43,10 @@ entry:
 """
 
 
-def test_the_code_is_as_it_was() -> None:
-    looked_at, found = golden.check(everything=False)
-    assert looked_at > 200
+@pytest.mark.parametrize("part", slow_but(golden.SAMPLE[:1], golden.SAMPLE))
+def test_the_code_is_as_it_was(part: int) -> None:
+    looked_at, found = golden.check([part])
+    assert looked_at > 100
     assert not found, golden.report(looked_at, found)
 
 
@@ -139,10 +141,10 @@ def test_a_report_says_what_where_and_what_to_do(monkeypatch: pytest.MonkeyPatch
     kept, lines = golden.read()
     assert kept["depthwise"].problem == golden.named()["depthwise"].problem
     case = ("depthwise", "avx2")
-    monkeypatch.setattr(golden, "SAMPLE", 1)
+    monkeypatch.setattr(golden, "PARTS", 1)
     monkeypatch.setattr(golden, "named", lambda: {"depthwise": golden.Subject(kept["depthwise"].problem, ("avx2",))})
     monkeypatch.setattr(golden, "read", lambda: ({"depthwise": kept["depthwise"]}, {case: "0 1/1; 2/2; 3/3; 4/4"}))
-    looked_at, found = golden.check(everything=True)
+    looked_at, found = golden.check([0])
     text = golden.report(looked_at, found)
     assert "1 cases differ from golden.txt, of 1 looked at" in text
     assert "code: 1 cases, 1 problems (avx2 1)" in text

@@ -17,7 +17,7 @@ from convgrad.cpu.plan import registry
 from convgrad.cpu.target import Target
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
-from marks import slow_but
+from marks import in_turn, slow_but
 
 from .problems import numbered, targets
 
@@ -44,9 +44,11 @@ NAMED = {
 }
 
 # Where numbers come in pairs and where they do not: there bf16 are widened as they are packed, and then are f32.
-PAIRED = [
-    *((target, dtype) for target in ("native", "native in small caches") for dtype in ("bf16", "f32")),
+PAIRED = [("native", "bf16"), ("native", "f32")]
+ALSO_PAIRED = [
+    ("native in small caches", "bf16"),
     ("without pairs", "bf16"),
+    ("native in small caches", "f32"),
     ("avx2", "bf16"),
     ("vector of 3", "f32"),
 ]
@@ -126,8 +128,9 @@ def bound(tensors: Tensors) -> np.ndarray:
     return error
 
 
-@pytest.mark.parametrize("target", slow_but(["native"], ["native", "avx2", "baseline", "vector of 3 in small caches"]))
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("name", "target"), in_turn(NAMED, [("native",)], [("avx2",), ("baseline",), ("vector of 3 in small caches",)])
+)
 def test_error(name: str, target: str) -> None:
     if target not in TARGETS:
         pytest.skip("this machine has no such level")
@@ -187,10 +190,16 @@ def test_same_bits_in_a_crowd() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("layout", ["", "x@nxc y@nxc"])
-@pytest.mark.parametrize("target", slow_but(["native"], ["native", "avx2", "baseline", "vector of 3"]))
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "target", "dtype"),
+    in_turn(
+        ["", "x@nxc y@nxc"],
+        [("native", "bf16"), ("native", "f16")],
+        [(target, dtype) for dtype in ("bf16", "f16") for target in ("avx2", "vector of 3")],
+    )
+    + [pytest.param("", "baseline", dtype, marks=pytest.mark.slow) for dtype in ("bf16", "f16")],
+)
+def test_every_number_of_16_bits(layout: str, target: str, dtype: str) -> None:
     """All of them, widened and multiplied by others, then rounded: ties, subnormals, overflow, infinities, NaN."""
     if target not in TARGETS:
         pytest.skip("this machine has no such level")
@@ -210,30 +219,29 @@ def test_every_number_of_16_bits(dtype: str, target: str, layout: str) -> None:
         assert np.array_equal(result[~nan], expected[~nan])
 
 
-@pytest.mark.parametrize(("target", "dtype"), slow_but([("native", "bf16"), ("native", "f32")], PAIRED))
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n4 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0",
-        "n3 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0 x@nxc y@nxc",
-        "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
-        "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
-        "n1 g1 cx17 cy16 x13x13 w3x3 y7x7 s2x2 d1x1 p1x1",
-        "n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
-        "n2 g1 cx16 cy16 x40 w4 y19 s2 d1 p0 x@nxc y@nxc",
-        "n1 g1 cx32 cy48 x49 w1 y49 s1 d1 p0",
-        "n1 g1 cx16 cy16 x3x4x5 w3x3x3 y3x4x5 s1x1x1 d1x1x1 p1x1x1",
-        # Channels on their own, and groups that share the lanes.
-        "n2 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
-        "n2 g20 cx1 cy1 x9x11 w5x3 y5x6 s2x2 d1x1 p2x1 x@nxc y@nxc",
-        "n3 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
-        "n3 g6 cx4 cy4 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
-        "n3 g5 cx2 cy4 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
-        "n40 g9 cx2 cy1 x13x12 w2x5 y14x12 s1x1 d1x1 p1x2",
-        "n1 g19 cx1 cy1 x5x4x5 w3x2x3 y5x5x5 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc",
-    ],
-)
-def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, target: str) -> None:
+WINDOWS = [
+    "n4 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0",
+    "n3 g1 cx32 cy32 x7x7 w3x3 y5x5 s1x1 d1x1 p0x0 x@nxc y@nxc",
+    "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
+    "n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "n1 g1 cx17 cy16 x13x13 w3x3 y7x7 s2x2 d1x1 p1x1",
+    "n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
+    "n2 g1 cx16 cy16 x40 w4 y19 s2 d1 p0 x@nxc y@nxc",
+    "n1 g1 cx32 cy48 x49 w1 y49 s1 d1 p0",
+    "n1 g1 cx16 cy16 x3x4x5 w3x3x3 y3x4x5 s1x1x1 d1x1x1 p1x1x1",
+    # Channels on their own, and groups that share the lanes.
+    "n2 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "n2 g20 cx1 cy1 x9x11 w5x3 y5x6 s2x2 d1x1 p2x1 x@nxc y@nxc",
+    "n3 g20 cx1 cy1 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
+    "n3 g6 cx4 cy4 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "n3 g5 cx2 cy4 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+    "n40 g9 cx2 cy1 x13x12 w2x5 y14x12 s1x1 d1x1 p1x2",
+    "n1 g19 cx1 cy1 x5x4x5 w3x2x3 y5x5x5 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc",
+]
+
+
+@pytest.mark.parametrize(("text", "target", "dtype"), in_turn(WINDOWS, PAIRED, ALSO_PAIRED))
+def test_infinities_spoil_the_weights_that_they_meet(text: str, target: str, dtype: str) -> None:
     """A weight is infinite or NaN where its own products are, and nowhere else: pixels that it does not meet are no
     zeros to be multiplied.
     """
@@ -242,25 +250,26 @@ def test_infinities_spoil_the_weights_that_they_meet(text: str, dtype: str, targ
     _check_infinities(Problem.parse(f"w {dtype} {text}"), TARGETS[target], ("x", "y"))
 
 
-@pytest.mark.parametrize(("target", "dtype"), slow_but([("native", "bf16"), ("native", "f32")], PAIRED))
-@pytest.mark.parametrize("layout", ["", "x@nxc y@nxc w@xio"])
+SUMS = [
+    "y {} n2 g1 cx3 cy40 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
+    "y {} n2 g1 cx19 cy17 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+    "x {} n1 g3 cx5 cy7 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
+    "x {} n2 g1 cx17 cy19 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+    "x {} n2 g1 cx18 cy3 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
+    "x {} n2 g1 cx3 cy40 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
+    "x {} n1 g1 cx2 cy16 x15x15 w7x7 y8x8 s2x2 d1x1 p3x3",
+]
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "y {} n2 g1 cx3 cy40 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
-        "y {} n2 g1 cx19 cy17 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
-        "x {} n1 g3 cx5 cy7 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
-        "x {} n2 g1 cx17 cy19 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
-        "x {} n2 g1 cx18 cy3 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1",
-        "x {} n2 g1 cx3 cy40 x9x9 w3x3 y7x7 s1x1 d1x1 p0x0",
-        "x {} n1 g1 cx2 cy16 x15x15 w7x7 y8x8 s2x2 d1x1 p3x3",
-    ],
+    ("text", "target", "dtype"),
+    in_turn([f"{text} {layout}" for layout in ("", "x@nxc y@nxc w@xio") for text in SUMS], PAIRED, ALSO_PAIRED),
 )
-def test_infinite_data_spoil_the_results_that_they_meet(text: str, layout: str, dtype: str, target: str) -> None:
+def test_infinite_data_spoil_the_results_that_they_meet(text: str, target: str, dtype: str) -> None:
     """The same of data, with finite weights: odd numbers of channels are not made even with what becomes NaN."""
     if target not in TARGETS:
         pytest.skip("this machine has no such level")
-    p = Problem.parse(f"{text.format(dtype)} {layout}")
+    p = Problem.parse(text.format(dtype))
     _check_infinities(p, TARGETS[target], tuple(name for name in p.given if name != "w"))
 
 

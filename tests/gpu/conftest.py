@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_interpreted.py", "test_offline.py"]
+_KERNELS = ["test_interpreted.py", "test_rows.py", "test_offline.py"]
+collect_ignore_glob = [] if importlib.util.find_spec("triton") else _KERNELS
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ sys.path[:0] = [str(HERE.parents[2] / "src"), str(HERE.parents[1])]
 LAYERS = {
     "dense": ((8, 64, 28, 28), (96, 64, 3, 3), (1, 1), (1, 1), 1),
     "strided": ((4, 40, 29, 31), (24, 40, 3, 3), (2, 2), (1, 1), 1),
+    "phases without taps": ((4, 32, 28, 30), (48, 32, 1, 1), (2, 3), (0, 0), 1),
     "stem": ((4, 3, 112, 112), (64, 3, 7, 7), (2, 2), (3, 3), 1),
     "depthwise": ((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), 96),
     "grouped": ((4, 128, 28, 28), (128, 4, 3, 3), (1, 1), (1, 1), 32),
@@ -136,12 +137,45 @@ def steps(name: str, dtype: Any, last: bool) -> Any:
     return blocks, tensors, step
 
 
+KINDS = ("float32", "bfloat16", "float16", "float64")
+PRECISIONS = ("default", "ieee", "tf32x3", "bf16x6", "tf32")
+
+
+def prepare(jobs: int, short: bool) -> Iterator[str]:
+    """What the layers need is compiled by several processes, and kept on disk for this one."""
+    import multiprocessing
+
+    work = [(name, dtype, last, "default") for name in LAYERS for dtype in KINDS for last in (False, True)]
+    if not short:
+        work += [(name, "float32", True, precision) for name in LAYERS for precision in PRECISIONS[1:]]
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from filter(None, pool.imap_unordered(_prepare, work, chunksize=1))
+
+
+def _prepare(work: tuple[str, str, bool, str]) -> str:
+    """One layer in one setting, computed."""
+    import torch
+
+    import convgrad
+
+    name, dtype, last, precision = work
+    convgrad.set_float32_precision(precision)
+    try:
+        _, tensors, step = steps(name, getattr(torch, dtype), last)
+        for role in tensors:
+            step(role)()
+        torch.cuda.synchronize()
+    except Exception as error:  # each is a line of the report
+        return f"{' '.join(map(str, work))}: {type(error).__name__}: {error}"
+    return ""
+
+
 def adjoints() -> Iterator[str]:
     """The three sums of each layer are equal on whole numbers, and nothing is written around a result."""
     import torch
 
     for name in LAYERS:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for dtype in [getattr(torch, kind) for kind in KINDS]:
             for last in (False, True):
                 blocks, tensors, step = steps(name, dtype, last)
                 values = {role: torch.randint_like(tensor, -1, 2) for role, tensor in tensors.items()}
@@ -215,7 +249,7 @@ def errors() -> Iterator[str]:
         for role in "xw":
             theirs = float((plain[role].double() - right[role]).norm() / right[role].norm())
             told, kept = [f"cuDNN {theirs:.1e}"], tensors[role].clone()
-            for precision in ("default", "ieee", "tf32x3", "bf16x6", "tf32"):
+            for precision in PRECISIONS:
                 convgrad.set_float32_precision(precision)
                 step(role)()
                 ours = float((tensors[role].double() - right[role]).norm() / right[role].norm())
@@ -226,6 +260,47 @@ def errors() -> Iterator[str]:
             tensors[role].copy_(kept)
             convgrad.set_float32_precision("default")
             print(f"  {name} {role}: {', '.join(told)}")
+
+
+def descriptors() -> Iterator[str]:
+    """Blocks copied by tensor maps, launched directly and by Triton; what it takes the host."""
+    import torch
+
+    from convgrad.gpu import compile as compiler
+    from convgrad.gpu import launch, target
+    from convgrad.gpu.plan.records import Descriptor, Launch, Plan
+
+    if torch.cuda.get_device_capability()[0] < 9:
+        print("  left out: it takes compute capability 9.0")
+        return
+    sys.path.insert(0, str(HERE.parent))
+    import copying
+
+    wide = Descriptor("x", "bf16", (16, 192), (256, 1), (16, 64))
+    given = (("notes", "f32"),), (("columns", 192),), (("BLOCK", 16),), 4, 1
+    step = Launch("copying", 4, *given, descriptors=(wide, Descriptor("y", "bf16", (16, 256), (256, 1), (16, 64))))
+    plan = Plan("copying", "copies", (step,), (("notes", 16),), 0.0, ())
+    function, version = compiler.function, launch.DIRECT
+    x = torch.randn(16, 256, device="cuda").bfloat16()
+    expected = x.clone()
+    expected[:, 192:] = 0
+    try:
+        compiler.function = lambda step: copying.copying if step.kernel == "copying" else function(step)
+        for launch.DIRECT in (version, "no version"):
+            run = launch.Executable(plan, target.current(0), 0)
+            y = torch.full_like(x, torch.nan)
+            stream = torch.cuda.current_stream().cuda_stream
+            run(x.data_ptr(), 0, y.data_ptr(), 0, stream)
+            if not torch.equal(y, expected):
+                yield f"blocks are copied wrongly, launched for {launch.DIRECT}"
+            begin = time.perf_counter()
+            for _ in range(200):
+                run(x.data_ptr(), 0, y.data_ptr(), 0, stream)
+            taken = (time.perf_counter() - begin) / 200
+            way = "directly" if run._ready[True].kernels[0].slow is None else "by Triton"
+            print(f"  a call with two descriptors and workspace, launched {way}: {taken * 1e6:.1f} us of the host")
+    finally:
+        compiler.function, launch.DIRECT = function, version
 
 
 def beyond() -> Iterator[str]:
@@ -281,13 +356,16 @@ def main() -> int:
     if reason := hindrance():
         print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
         return 2
-    parts: list[Callable[[], Iterator[str]]] = [lambda: random_calls(asked.count, asked.jobs), adjoints]
-    parts += [] if asked.short else [same_bits, errors, beyond]
-    parts += [sanitized] if asked.sanitizer else []
+    parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
+        ("random_calls", lambda: random_calls(asked.count, asked.jobs)),
+        ("prepare", lambda: prepare(asked.jobs, asked.short)),
+        ("adjoints", adjoints),
+    ]
+    more = [] if asked.short else [descriptors, same_bits, errors, beyond]
+    parts += [(part.__name__, part) for part in (*more, *([sanitized] if asked.sanitizer else []))]
     failures = 0
-    for part in parts:
+    for title, part in parts:
         begin = time.perf_counter()
-        title = getattr(part, "__name__", "").replace("<lambda>", "random_calls")
         found = list(part())
         failures += len(found)
         print(

@@ -22,3 +22,34 @@ PROBLEMS = {
     "x@200,0,1,-15,3 y@150,0,2,40,9 w@0,32,8,4,-1",
 }
 """Lines without the wanted tensor and the type."""
+
+_BOTH = "x@nxc y@nxc"
+WALKED = {
+    "channels": f"{{}} {{}} n2 g20 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
+    "pixels": "{} {} n2 g8 cx1 cy1 x6x8 w3x3 y6x8 s1x1 d1x1 p1x1",
+    "long rows of pixels": "{} {} n1 g5 cx1 cy1 x17x32 w5x7 y17x32 s1x1 d1x1 p2x3",
+    "pixels, strided": "{} {} n1 g4 cx1 cy1 x16x16 w3x3 y8x8 s2x2 d1x1 p1x1",
+    "channels, strided": f"{{}} {{}} n1 g4 cx1 cy1 x16x16 w5x5 y8x8 s2x2 d1x1 p2x2 {_BOTH}",
+    "uneven strides": "{} {} n1 g5 cx1 cy1 x9x10 w3x4 y5x3 s2x3 d1x1 p1x0",
+    "two results of a channel": "{} {} n2 g6 cx1 cy2 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1",
+    "two results side by side": f"{{}} {{}} n2 g6 cx1 cy2 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1 {_BOTH}",
+    "pairs": f"{{}} {{}} n2 g6 cx2 cy2 x9x7 w3x2 y4x4 s2x2 d1x1 p0x1 {_BOTH}",
+    "two channels of a result": "{} {} n2 g6 cx2 cy1 x9x8 w3x2 y9x9 s1x1 d1x1 p1x1",
+    "stride beyond the kernel": f"{{}} {{}} n2 g9 cx1 cy1 x11x9 w2x1 y3x3 s4x4 d1x1 p0x0 {_BOTH}",
+    "padding beyond the kernel": "{} {} n2 g9 cx1 cy1 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3",
+    "dilated pixels": "{} {} n1 g4 cx1 cy1 x17x16 w3x3 y17x16 s1x1 d2x3 p2x3",
+    "dilated channels": f"{{}} {{}} n1 g4 cx1 cy1 x17x13 w3x3 y17x13 s1x1 d2x2 p2x2 {_BOTH}",
+    "strides and dilations": f"{{}} {{}} n1 g4 cx1 cy1 x17x13 w3x2 y8x5 s2x2 d1x3 p2x1 {_BOTH}",
+    "rows of odd length": "{} {} n1 g8 cx1 cy1 x40 w4 y43 s1 d1 p3",
+    "1d": "{} {} n2 g8 cx1 cy1 x40 w4 y40 s1 d1 p3",
+    "1d, channels": f"{{}} {{}} n2 g24 cx1 cy1 x40 w4 y40 s1 d1 p3 {_BOTH}",
+    "1d, strided": f"{{}} {{}} n2 g24 cx1 cy1 x41 w5 y20 s2 d1 p1 {_BOTH}",
+    "3d, channels": f"{{}} {{}} n1 g6 cx1 cy1 x4x3x5 w2x3x2 y2x3x4 s2x1x1 d1x1x1 p0x1x0 {_BOTH}",
+    "3d, pixels": "{} {} n1 g6 cx1 cy1 x6x5x8 w3x2x3 y3x5x8 s2x1x1 d2x1x1 p1x1x1",
+    "four channels of a group": f"{{}} {{}} n2 g5 cx4 cy4 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {_BOTH}",
+    "four channels, pixels": "{} {} n1 g3 cx4 cy4 x6x8 w3x3 y3x4 s2x2 d1x1 p1x1",
+    "four and two channels": f"{{}} {{}} n1 g6 cx4 cy2 x9x7 w3x3 y5x4 s2x2 d1x1 p1x1 {_BOTH}",
+    "strides of nobody": "{} {} n2 g4 cx1 cy1 x4x5 w2x2 y3x4 s1x1 d1x1 p0x0 "
+    "x@200,1,0,-20,4 y@150,2,0,40,9 w@32,0,0,4,-1",
+}
+"""Depthwise layers and groups of few channels."""

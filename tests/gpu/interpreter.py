@@ -26,8 +26,8 @@ from convgrad import calls, engine, host
 from convgrad.backend import Refusal
 from convgrad.gpu.compile import function
 from convgrad.gpu.launch import PLACES
-from convgrad.gpu.plan import choose
-from convgrad.gpu.plan.records import WORKSPACE, Launch, Plan
+from convgrad.gpu.plan import choose, rows
+from convgrad.gpu.plan.records import Launch, Plan, offsets
 from convgrad.gpu.target import Target, of_kind
 from convgrad.spec import Problem
 
@@ -36,7 +36,7 @@ def run(plan: Plan, places: dict[str, int]) -> None:
     """Write the wanted tensor; `places` are addresses."""
     # What parts of sums do not write must not be read.
     workspace = np.full(plan.workspace, 0xFF, np.uint8)
-    places = {**places, WORKSPACE: host.address(workspace)}
+    places = places | {name: host.address(workspace) + offset for name, offset in offsets(plan.areas).items()}
     for launch in plan.launches:
         _run(launch, places)
 
@@ -45,7 +45,7 @@ def _run(launch: Launch, places: dict[str, int]) -> None:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    kernel = function(launch.kernel)
+    kernel = function(launch)
     types = {"f32": tl.float32, "bf16": tl.bfloat16, "f16": tl.float16, "f64": tl.float64}
 
     def pointer(role: str, dtype: str) -> tl.tensor:
@@ -74,7 +74,11 @@ class Backend:
 
     def plan(self, problem: Problem, device: Any) -> Plan | Refusal:
         if self.rng is None or not problem.flops or not problem.size(problem.wanted):
-            found = choose.make(problem, self.target, self.precision)
+            found = choose.plan(problem, self.target, self.precision)
+        elif not rows.hindrance(problem) and self.rng.random() < 0.7:
+            found = rows.plan(problem, self.target)
+            if self.rng.random() < 0.3:
+                found = widened(found)
         else:
             ways = choose.candidates(problem, self.target, self.precision)
             kind = self.rng.choice(sorted({(way.kernel, way.flat, way.parts > 1) for way in ways}))

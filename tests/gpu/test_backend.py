@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from convgrad import CompileError, OutOfMemoryError, SpecError, UnsupportedError
 from convgrad.backend import Device, Refusal
 from convgrad.gpu import backend, launch
 from convgrad.gpu.plan import choose
+from convgrad.gpu.plan.records import Descriptor, Launch, Plan
 from convgrad.gpu.target import current, of_kind
 from convgrad.libraries import torch as torch_library
 from convgrad.spec import Problem
@@ -38,6 +40,9 @@ class Card:
         finally:
             self.device_now = before
 
+    def current_device(self):
+        return self.device_now
+
     def caching_allocator_alloc(self, size, index, stream):
         if self.full:
             raise self.OutOfMemoryError("CUDA out of memory")
@@ -51,28 +56,60 @@ class Card:
 
     def load(self, step, target, index, aligned):
         assert self.device_now == index
-
-        def kernel(*given, stream):
-            assert self.device_now == index
-            if self.failure:
-                raise self.failure
-            self.launched.append((step.kernel, aligned, given, stream))
-
-        return {(step.programs, 1, 1): kernel}
+        return Kernel(self, step, index, aligned)
 
 
-@pytest.fixture
-def card(monkeypatch):
+class Kernel:
+    """A compiled kernel, which is launched in either way."""
+
+    function, packed_metadata = 0xF00, (4, 1, 100)
+
+    def __init__(self, card, step, index, aligned):
+        self.card, self.step, self.index, self.aligned = card, step, index, aligned
+        self.metadata = SimpleNamespace(tensordesc_meta=[f"meta {d.tensor}" for d in step.descriptors])
+        self.run = SimpleNamespace(launch_cooperative_grid=False, launch_pdl=False)
+
+    def __getitem__(self, grid):
+        assert grid == (self.step.programs, 1, 1)
+        return self.launch
+
+    def launch(self, *given, stream):
+        assert self.card.device_now == self.index
+        if self.card.failure:
+            raise self.card.failure
+        self.card.launched.append((self.step.kernel, self.aligned, given, stream))
+
+    def direct(self, *given):
+        *grid, stream = given[:4]
+        assert tuple(grid) == (self.step.programs, 1, 1)
+        assert given[4:13] == (self.function, False, False, None, None, self.packed_metadata, None, None, None)
+        self.launch(*given[13:], stream=stream)
+
+
+@pytest.fixture(params=["direct", "by Triton"])
+def card(monkeypatch, request):
     card = Card()
     monkeypatch.setattr(launch, "load", card.load)
+    monkeypatch.setattr(launch, "_launcher", lambda kernel: kernel.direct if request.param == "direct" else None)
+    monkeypatch.setattr(launch, "_encoded", lambda view, meta: [(view.data_ptr(), meta), *view.shape, *view.strides])
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=card))
     return card
 
 
 def executable():
-    plan = choose.make(Problem.parse(LINE), of_kind("sm_90"))
+    plan = choose.plan(Problem.parse(LINE), of_kind("sm_90"))
     assert [step.kernel for step in plan.launches] == ["weights", "finish"]
     return launch.Executable(plan, of_kind("sm_90"), 3)
+
+
+def test_memory_that_is_not_aligned_may_have_a_plan_of_its_own(card):
+    plan = executable().plan
+    other = replace(plan, launches=plan.launches[:1])
+    run = launch.Executable(plan, of_kind("sm_90"), 3, lambda: other)
+    run(0x1002, 0x2000, 0x3000, 0, 7)
+    assert len(card.launched) == 1
+    run(0x1000, 0x2000, 0x3000, 0, 7)
+    assert len(card.launched) == 3
 
 
 def test_kernels_get_addresses_in_their_order(card):
@@ -96,6 +133,47 @@ def test_memory_that_begins_anywhere_has_kernels_of_its_own(card):
     assert [aligned for _, aligned, _, _ in card.launched] == [False, False, True, True]
 
 
+def test_calls_with_addresses_of_old_are_not_made_anew(card, monkeypatch):
+    run, made = executable(), []
+    call = launch.Kernel.call
+    monkeypatch.setattr(launch.Kernel, "call", lambda *given: made.append(1) or call(*given))
+    for at in (0x1000, 0x1000, 0x2000, 0x1000):
+        run(at, 0x2000, 0x3000, 0, 7)
+    assert len(made) == 2 * len(run.plan.launches)
+    assert [given[0] for _, _, given, _ in card.launched][::2] == [0x1000, 0x1000, 0x2000, 0x1000]
+    for at in range(2 * launch.KEPT):
+        run(16 * at, 0x2000, 0x3000, 0, 7)
+    assert len(run._ready[True].calls) == launch.KEPT, "bounded"
+    run(0x1000, 0x2000, 0x3000, 0, 8)
+    assert {stream for *_, stream in card.launched[-2:]} == {8}
+
+
+def test_areas_and_descriptors(card):
+    """Areas lie side by side in one piece of memory, each aligned; descriptors see them, or tensors, from an offset."""
+    seen = Descriptor("packed", "bf16", (64, 32), (32, 1), (16, 32), offset=8)
+    first = Launch("pack", 3, (("w", "bf16"), ("packed", "bf16")), (("count", 5),), (("UNIT", 1),))
+    then = Launch("sums", 4, (("bits", "f32"),), (), (), descriptors=(seen, replace(seen, tensor="x", offset=0)))
+    plan = Plan("sums", "sums", (first, then), (("packed", 4097), ("bits", 10)), 1e-6, ())
+    assert plan.workspace == 4352 + 256
+    run = launch.Executable(plan, of_kind("sm_90"), 3)
+    run(0x1000, 0x2000, 0x3000, 0, 77)
+    at = 1 << 40
+    (_, _, given, _), (_, _, seen_by, _) = card.launched
+    assert given == (0x2000, at, 5, 1)
+    if isinstance(seen_by[0], tuple):  # encoded, which Triton does itself otherwise
+        assert seen_by == ((at + 16, "meta packed"), 64, 32, 32, 1, (0x1000, "meta x"), 64, 32, 32, 1, at + 4352)
+    else:
+        assert [view.data_ptr() for view in seen_by[:2]] == [at + 16, 0x1000]
+        assert seen_by[2] == at + 4352
+
+
+def test_moved_launches_take_other_memory():
+    seen = Descriptor("x", "bf16", (64, 32), (32, 1), (16, 32))
+    step = Launch("sums", 4, (("x", "f32"), ("w", "f32")), (), (), descriptors=(seen,)).moved({"x": "copy"})
+    assert step.tensors == (("copy", "f32"), ("w", "f32"))
+    assert step.descriptors[0].tensor == "copy"
+
+
 def test_failures_are_told_and_leave_nothing_behind(card):
     run = executable()
     card.failure = RuntimeError("Triton Error [CUDA]: out of resources")
@@ -109,7 +187,7 @@ def test_failures_are_told_and_leave_nothing_behind(card):
     run(0, 0, 0, 0)
     assert len(card.launched) == 2, "the next call is as good as any"
     card.full = True
-    with pytest.raises(OutOfMemoryError, match=f"no memory for {run.plan.workspace} bytes of sums on cuda 3"):
+    with pytest.raises(OutOfMemoryError, match=f"no memory for {run.plan.workspace} bytes of workspace on cuda 3"):
         run(0, 0, 0, 0)
 
 
@@ -117,7 +195,7 @@ def test_a_kernel_is_compiled_once_for_a_device(monkeypatch):
     built = []
     monkeypatch.setattr(launch, "build", lambda *given: built.append(given) or len(built))
     monkeypatch.setattr(launch, "_loaded", {})
-    steps = choose.make(Problem.parse(LINE), of_kind("sm_90")).launches
+    steps = choose.plan(Problem.parse(LINE), of_kind("sm_90")).launches
     found = [launch.load(step, of_kind("sm_90"), index, True) for index in (0, 0, 1) for step in steps]
     assert found == [1, 2, 1, 2, 3, 4], "machine code belongs to a device"
 
@@ -200,7 +278,7 @@ from convgrad.gpu import backend
 from convgrad.spec import Problem
 from convgrad.gpu.plan import choose
 from convgrad.gpu import launch, target
-print(choose.make(Problem.parse("x f32 n1 g1 cx2 cy3 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1"), target.of_kind("sm_90")))
+print(choose.plan(Problem.parse("x f32 n1 g1 cx2 cy3 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1"), target.of_kind("sm_90")))
 print(sorted(m for m in sys.modules if m.startswith("convgrad.cpu") and m.count(".") > 2))
 print({"torch", "triton", "llvmlite.binding"} & set(sys.modules))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from math import prod
 
 import interpreter
 import numpy as np
@@ -11,7 +12,7 @@ from gpu_problems import PROBLEMS
 
 from convgrad import reference
 from convgrad.dtypes import DTYPES
-from convgrad.gpu.plan import choose
+from convgrad.gpu.plan import choose, patches, registry, relaid
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -110,10 +111,80 @@ def two_ways(line):
         check(problem, choose.settle(problem, machine, way))
 
 
+def copied(line):
+    """A problem between copies, with as many channels and with more."""
+    problem, machine = Problem.parse(line), interpreter.small("sm_80", 8)
+    found = relaid.ways(problem)
+    for at, way in enumerate(found):
+        plan = relaid.around(problem, way, machine, "default")
+        check(problem, interpreter.widened(plan) if at % 2 else plan)
+    return len(found)
+
+
+MORE = ("", "bias accumulate", "bias@3")
+COPIES = [
+    *((name, wanted, "bf16", more) for name in PROBLEMS for wanted in "xyw" for more in MORE),
+    *(
+        (name, wanted, dtype, "bias accumulate")
+        for name in ("plain", "3d")
+        for wanted in "xyw"
+        for dtype in ("f32", "f64")
+    ),
+]
+QUICK_COPIES = [
+    ("plain", "x", "bf16", "bias accumulate"),
+    ("grouped", "w", "bf16", ""),
+    ("strides of nobody", "y", "bf16", "bias@3"),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "more"), slow_but(QUICK_COPIES, COPIES))
+def test_copies_between_other_strides(interpreted, name, wanted, dtype, more):
+    words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
+    found = interpreted(copied, f"{PROBLEMS[name].format(wanted, dtype)} {words}")
+    assert found or name == "depthwise"
+
+
+PATCHES = {
+    "last": "{} f32 n2 g1 cx3 cy5 x8x9 w4x3 y2x3 s4x3 d1x1 p0x0 x@nxc y@nxc w@xio",
+    "one channel, first": "{} f32 n2 g1 cx1 cy5 x8x9 w4x3 y2x3 s4x3 d1x1 p0x0",
+    "one window": "{} f32 n2 g1 cx3 cy4 x5x4 w3x4 y3x1 s1x4 d1x1 p0x0 x@nxc y@nxc w@xio accumulate",
+}
+
+
+def taken_for_fewer(line):
+    """A problem whose windows touch, as it is and as it is taken; how many taps it is then."""
+    problem = Problem.parse(line)
+    plan = registry.make_plan(problem, interpreter.small("sm_80", 8))
+    check(problem, plan)
+    return prod(patches.merged(problem).w)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [(name, wanted) for name in PATCHES for wanted in "xyw"])
+def test_windows_that_touch(interpreted, name, wanted):
+    taps = interpreted(taken_for_fewer, PATCHES[name].format(wanted))
+    assert taps == {"last": 4, "one channel, first": 4, "one window": 3}[name]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y f32 n1 g1 cx2 cy2 x8 w2 y4 s2 d1 p0",  # channels first: a window's channels lie apart
+        "y f32 n1 g1 cx2 cy2 x9 w2 y4 s2 d1 p0 x@nxc w@xio",  # something is left
+        "y f32 n1 g1 cx2 cy2 x6 w2 y4 s2 d1 p1 x@nxc w@xio",
+        "y f32 n1 g1 cx2 cy2 x8 w3 y3 s2 d1 p0 x@nxc w@xio",
+        "y f32 n1 g2 cx2 cy2 x8 w2 y4 s2 d1 p0 x@nxc w@xio",
+        "x f32 n1 g1 cx2 cy2 x8 w2 y4 s2 d1 p0 x@nxc w@xio bias",
+    ],
+)
+def test_windows_that_do_not(line):
+    assert patches.merged(problem := Problem.parse(line)) is problem
+
+
 def without_sums(line):
     """A problem that has no products."""
     problem = Problem.parse(line)
-    plan = choose.make(problem, interpreter.small("sm_80", 8))
+    plan = choose.plan(problem, interpreter.small("sm_80", 8))
     assert plan.kernel in ("finish", "")
     check(problem, plan)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ import triton
 from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import choose
-from convgrad.gpu.target import KNOWN, of_kind
+from convgrad.gpu.plan import choose, registry
+from convgrad.gpu.plan.records import Descriptor, Launch
+from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -52,13 +54,17 @@ SPILLS = 4  # instructions in a loop of hundreds: split products of f32 come clo
 ALL = [(n, w, t, k) for n in LAYERS for w in "xyw" for t in ("f32", "bf16", "f16", "f64") for k in KINDS]
 
 
-def spills(kernel) -> int:
-    """Instructions within loops that move registers to memory and back, because there were too few."""
+def machine_code(kernel) -> str:
+    """A kernel as the processor has it."""
     tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm")
     file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
-    told = subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+
+
+def spills(kernel) -> int:
+    """Instructions within loops that move registers to memory and back, because there were too few."""
     labels, code = {}, []
-    for line in told.splitlines():
+    for line in machine_code(kernel).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
@@ -75,7 +81,7 @@ def spills(kernel) -> int:
 @pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(QUICK, CHOSEN))
 def test_plans_compile(name, wanted, dtype, kind):
     target = of_kind(kind)
-    plan = choose.make(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
+    plan = choose.plan(Problem.parse(LAYERS[name].format(wanted, dtype)), target)
     assert plan.launches
     for launch in plan.launches:
         kernel = compiler.build(launch, target, aligned=True)
@@ -86,10 +92,57 @@ def test_plans_compile(name, wanted, dtype, kind):
             assert "mma" in kernel.asm["ptx"], "tensor cores"
 
 
+@pytest.mark.parametrize("wanted", ["x", "w"])
+def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
+    """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
+    target = of_kind("sm_90")
+    problem = Problem.parse(LAYERS["large"].format(wanted, "bf16"))
+    ways = [way for way in choose.candidates(problem, target) if way.tile in ((128, 128, 64), (128, 256, 64))]
+    assert len({way.tile for way in ways}) == 2
+    for way in {way.tile: way for way in ways}.values():
+        kernel = compiler.build(choose.settle(problem, target, way).launches[0], target, aligned=True)
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+        (tmp_path / "code.ptx").write_text(kernel.asm["ptx"], encoding="utf-8")
+        command = [str(tool), "-v", "--gpu-name=sm_90a", "code.ptx", "-o", "code.cubin"]
+        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stderr
+        assert "Used" in told, "verbose"
+        assert "Performance Loss" not in told, way
+
+
+WALKS = [
+    ("depthwise", "x", "bf16", "sm_90"),
+    ("depthwise", "w", "f32", "sm_80"),
+    ("pixels", "y", "bf16", "sm_100"),
+    ("pixels", "w", "bf16", "sm_90"),
+    ("large kernel", "x", "bf16", "sm_90"),
+    ("large kernel", "w", "bf16", "sm_90"),
+    ("four of a group", "x", "bf16", "sm_90"),
+]
+DEPTHWISE = {
+    "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
+    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(WALKS[3:4], WALKS))
+def test_walks_compile(name, wanted, dtype, kind):
+    """Rows that are kept stay in registers, and neighbours are loaded together."""
+    target = of_kind(kind)
+    plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
+    assert plan.level == "rows"
+    kernel = compiler.build(plan.launches[0], target, aligned=True)
+    assert spills(kernel) == 0
+    assert ".local" not in kernel.asm["ptx"]
+    if name != "large kernel":  # a thread has a channel or two of it
+        assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
+
+
 def test_neighbours_are_loaded_together():
     """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "bf16")), target)
     (launch,) = plan.launches
     aligned, anywhere = (compiler.build(launch, target, aligned=way).asm["ptx"] for way in (True, False))
     pieces = re.compile(r"cp\.async\.cg\.shared\.global [^;]*0x10, ")
@@ -97,18 +150,55 @@ def test_neighbours_are_loaded_together():
     assert not pieces.search(anywhere)
 
 
+@pytest.mark.parametrize("name", ["gather", "lanes"])
+def test_a_phase_without_taps_divides_by_nothing(name):
+    """What a loop loads first is computed before it is known whether it runs at all, so nothing may divide by no taps:
+    the compiler would conclude that there are some, and drop the question. What is left are divisions of programs.
+    """
+    target = of_kind("sm_90")
+    channels = "g1 cx64 cy64" if name == "gather" else "g64 cx1 cy1"
+    problem = Problem.parse(f"x bf16 n2 {channels} x64x64 w1x1 y32x32 s2x2 d1x1 p0x0 {NXC}")
+    (launch,) = choose.plan(problem, target).launches
+    assert launch.kernel == name
+    code = compiler.build(launch, target, aligned=True).asm["llir"]
+    assert not re.search(r"\b(udiv|urem)\b", code), "taps are what is known not to be negative"
+
+
+def test_results_are_stored_together():
+    """16 bytes at a time, by kernels of sums in parts as well."""
+    target = of_kind("sm_90")
+    for wanted in "xyw":
+        plan = choose.plan(Problem.parse(LAYERS["dense"].format(wanted, "bf16")), target)
+        for launch in plan.launches[:1]:
+            code = compiler.build(launch, target, aligned=True).asm["ptx"]
+            assert set(re.findall(r"st\.global\.(\S+)", code)) == {"v4.b32"}
+
+
 @pytest.mark.parametrize("precision", slow_but(["tf32x3"], ["ieee", "tf32x3"]))
 def test_precisions_compile(precision):
     target = of_kind("sm_90")
-    plan = choose.make(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
     assert plan.precision == precision
     assert ("mma" in compiler.build(plan.launches[0], target, True).asm["ptx"]) == (precision != "ieee")
 
 
-def test_every_kernel_is_known():
-    kernels = {launch for name in compiler.MODULES for launch in [compiler.function(name).__name__]}
-    assert kernels == set(compiler.MODULES)
-    assert {f"sm_{kind[3:]}" for kind in KINDS} <= set(KNOWN)
+@pytest.mark.parametrize("swizzle", [128, 64])
+def test_kernels_in_gluon_compile(monkeypatch, swizzle):
+    """Descriptors become tensor maps, which the compiler tells how to encode; code for Hopper uses its copy engine."""
+    import copying
+
+    monkeypatch.setattr(compiler, "function", lambda launch: copying.copying)
+    wide = Descriptor("x", "bf16", (16, 256), (256, 1), (16, 64), swizzle)
+    launch = Launch(
+        "copying", 4, (("notes", "f32"),), (("columns", 256),), (("BLOCK", 16),), 4, 1,
+        descriptors=(wide, replace(wide, tensor="y", offset=64)), registers=64,
+    )  # fmt: skip
+    kernel = compiler.build(launch, of_kind("sm_90"), aligned=True)
+    first, second = kernel.metadata.tensordesc_meta
+    assert first == second
+    assert (first["elem_size"], first["block_size"]) == (2, [16, swizzle // 2])
+    assert "cp.async.bulk.tensor.2d.shared" in kernel.asm["ptx"]
+    assert ".maxnreg 64" in kernel.asm["ptx"]
 
 
 def main() -> int:

@@ -164,7 +164,11 @@ def test_training_goes_on_as_before():
     ("args", "kwargs", "part"),
     [
         (([1],), {}, "convert: model must be a torch.nn.Module, got a list"),
-        ((nn.ReLU(),), {"algorithm": "fft"}, "convert: algorithm must be one of 'direct', got 'fft'"),
+        (
+            (nn.ReLU(),),
+            {"algorithm": "fft"},
+            "convert: algorithm must be one of 'direct', 'bf16x6', 'bf16x3', got 'fft'",
+        ),
         ((nn.ReLU(),), {"accumulate": 1}, "convert: accumulate must be True or False, got 1"),
         ((nn.ReLU(),), {"back": True, "accumulate": True}, "convert: back must be one of False"),
     ],

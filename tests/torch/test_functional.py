@@ -398,7 +398,7 @@ X, W = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
         ((X, W), {"padding": "full"}, "padding must be one of"),
         ((X, W), {"padding": "same", "stride": 2}, "stride must be 1, because padding is 'same', got (2, 2)"),
         ((X[..., :2], W), {}, "input must not be smaller than the kernel"),
-        ((X, W), {"algorithm": "fft"}, "algorithm must be one of direct"),
+        ((X, W), {"algorithm": "fft"}, "algorithm must be one of direct, bf16x6, bf16x3"),
         ((X, W, torch.zeros(4)), {}, "bias must be a vector of 6 values"),
         ((X, torch.nn.Conv2d(4, 6, 3)), {}, "weight must be a tensor, got a Conv2d; pass its .weight"),
         ((X.numpy(), W), {}, "input must be a tensor, got a ndarray"),

@@ -129,7 +129,7 @@ def test_a_graph_of_modules():
         ({"groups": 3}, "in_channels must be divisible by groups"),
         ({"padding": "full"}, "Invalid padding string"),
         ({"padding_mode": "ones"}, "padding_mode must be one of"),
-        ({"algorithm": "fft"}, "Conv2d: algorithm must be one of 'direct', got 'fft'"),
+        ({"algorithm": "fft"}, "Conv2d: algorithm must be one of 'direct', 'bf16x6', 'bf16x3', got 'fft'"),
         ({"wide_weights": 1}, "Conv2d: wide_weights must be True or False, got 1"),
         ({"accumulate": "yes"}, "Conv2d: accumulate must be True or False, got 'yes'"),
     ],

@@ -18,9 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count as count_up
 from math import inf
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -216,6 +216,7 @@ class Machine:
     fma_single: Mapping[str, float]  # the same on one thread
     bf16_dot: float | None  # FLOP/s of the CPU's bf16 dot products, where it has them
     copies: Mapping[int, float]  # bytes of a working set → bytes/s, read and written, of a copy
+    bf16_tiles: float | None = None  # FLOP/s of products of bf16 in tile registers, where it has them
 
     def copy_speed(self, size: int) -> float:
         """Bytes per second of a copy that touches so many bytes in all, between the sizes that were measured."""
@@ -224,10 +225,14 @@ class Machine:
         return float(np.interp(np.log(max(size, 1)), np.log(sizes), speeds))
 
     def bound(self, flops: int, size: int, dtype: str) -> tuple[float, str]:
-        """The least time that flops and bytes allow, and what sets it: "fma", "dot" (that of bf16 pairs) or "copy"."""
+        """The least time that flops and bytes allow, and what sets it: "fma", "dot" (that of bf16 pairs), "tile"
+        (of bf16 in tile registers) or "copy".
+        """
         compute, unit = flops / self.fma["f64" if dtype == "f64" else "f32"] if self.fma else 0.0, "fma"
         if dtype == "bf16" and self.bf16_dot:
             compute, unit = flops / self.bf16_dot, "dot"
+        if dtype == "bf16" and self.bf16_tiles:
+            compute, unit = flops / self.bf16_tiles, "tile"
         move = size / self.copy_speed(size)
         return (compute, unit) if compute >= move else (move, "copy")
 
@@ -244,10 +249,12 @@ def measure_machine(threads: int, seconds: float = 2.0) -> Machine:
             break
         single[dtype] = one
         fma[dtype] = _together(dtype, threads, one, piece)
-    one_dot = fma_speed("bf16", 1, piece)
-    dot = None if one_dot is None else _together("bf16", threads, one_dot, piece)
+    dot, tiles = (
+        None if (one := fma_speed(kind, 1, piece)) is None else _together(kind, threads, one, piece)
+        for kind in ("bf16", "tiles")
+    )
     copies = {size: copy_speed(size, threads, piece) for size in sizes}
-    return Machine(cpu_name(), threads, fma, single, dot, copies)
+    return Machine(cpu_name(), threads, fma, single, dot, copies, tiles)
 
 
 def _together(dtype: str, threads: int, one: float, seconds: float) -> float:
@@ -321,20 +328,17 @@ def _cpu_seconds() -> tuple[float, float, float] | None:
 def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
     """FLOP/s of multiply-adds between registers, on so many threads; None where no code for them can be made.
 
-    "bf16" stands for the CPU's own dot products of bf16 pairs, None where it has none.
+    "bf16" stands for the CPU's own dot products of bf16 pairs, "tiles" for its products of bf16 in tile registers; None
+    where it has none.
     """
     from ..cpu.compile import jit  # LLVM is loaded when it is needed.
-    from ..errors import CompileError
 
-    triple, cpu, features = jit.host()
-    loop = _fma_loop(dtype, triple, features.split(","))
-    if loop is None:
+    triple, _, features = jit.host()
+    loop = _tile_loop(features) if dtype == "tiles" else _fma_loop(dtype, triple, features.split(","))
+    module = None if loop is None else _loaded(loop[0])
+    if loop is None or module is None:
         return None
-    text, flops = loop
-    try:
-        module = jit.load(text, triple, cpu, features)
-    except CompileError:
-        return None
+    flops = loop[1]
     function = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_void_p)(module.address("fma"))
     places = [np.full(1 << 12, 1e-3, np.float32 if dtype != "f64" else np.float64) for _ in range(threads)]
     turns = 1 << 17  # some milliseconds: threads do not begin at quite the same time
@@ -349,56 +353,62 @@ def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
 
 def copy_speed(size: int, threads: int, seconds: float = 0.1) -> float:
     """Bytes per second, read and written, of copies that touch `size` bytes in all on so many threads."""
-    from ..cpu.compile import jit
-    from ..cpu.threads import team
-
-    half = max(size // 2 // threads, 64)
+    half = max(size // 2 // threads // 64, 1) * 64
     pairs = [(np.ones(half, np.uint8), np.zeros(half, np.uint8)) for _ in range(threads)]
-    # Enough copies in a row to make the start of the threads small. Python's own threads take long to start: each needs
-    # the interpreter.
-    times = max(1, (1 << 24) * threads // size)
-    places = [array.ctypes.data for pair in pairs for array in pair]
-    move = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
-    args = (ctypes.c_int64 * (3 + len(places)))(move, half, times, *places)
-    module = jit.load(COPIES, *jit.host())
-    best, end = inf, time.perf_counter() + seconds
-    for turn in count_up():
-        start = time.perf_counter()
-        team.run(module.address("copies"), ctypes.addressof(args), threads)
-        now = time.perf_counter()
-        best = min(best, now - start)
-        if turn >= 2 and now > end:
-            break
-    del module
-    return 2 * half * threads * times / best
+    # Enough copies in a row to make the start of the threads small.
+    times = max(1, (1 << 26) // size)
+    module = _loaded(_COPY)
+    if module is not None:
+        copy = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2)(module.address("copy"))
+
+    def work(thread: int) -> None:
+        source, target = pairs[thread]
+        if module is not None:
+            copy(times, half // 64, source.ctypes.data, target.ctypes.data)
+            return
+        for _ in range(times):
+            np.copyto(target, source)
+
+    return 2 * half * threads * times / _side_by_side(work, threads, seconds)
 
 
-# A kernel: each thread copies its own bytes, again and again.
-COPIES = """
-define void @copies(ptr %args, i64 %thread, i64 %threads, ptr %team) nounwind {
+_COPY = """
+define void @copy(i64 %times, i64 %lines, ptr %from, ptr %to) #0 {
 entry:
-  %half.p = getelementptr i64, ptr %args, i64 1
-  %times.p = getelementptr i64, ptr %args, i64 2
-  %own = getelementptr i64, ptr %args, i64 3
-  %number = shl i64 %thread, 1
-  %from.p = getelementptr ptr, ptr %own, i64 %number
-  %to.p = getelementptr ptr, ptr %from.p, i64 1
-  %move = load ptr, ptr %args
-  %half = load i64, ptr %half.p
-  %times = load i64, ptr %times.p
-  %from = load ptr, ptr %from.p
-  %to = load ptr, ptr %to.p
+  br label %again
+again:
+  %time = phi i64 [ 0, %entry ], [ %time.next, %done ]
   br label %loop
 loop:
-  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
-  %r = call ptr %move(ptr %to, ptr %from, i64 %half)
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %times
+  %i = phi i64 [ 0, %again ], [ %i.next, %loop ]
+  %source = getelementptr <16 x i32>, ptr %from, i64 %i
+  %target = getelementptr <16 x i32>, ptr %to, i64 %i
+  %line = load <16 x i32>, ptr %source, align 1
+  store <16 x i32> %line, ptr %target, align 1
+  %i.next = add i64 %i, 1
+  %more = icmp slt i64 %i.next, %lines
   br i1 %more, label %loop, label %done
 done:
+  %time.next = add i64 %time, 1
+  %another = icmp slt i64 %time.next, %times
+  br i1 %another, label %again, label %exit
+exit:
   ret void
 }
+attributes #0 = { "prefer-vector-width"="512" "no-builtins" }
 """
+"""A loop that copies cache lines: calls of NumPy would wait for each other where pieces are small."""
+
+
+def _loaded(text: str) -> Any:
+    """Machine code for this machine; None if none can be made."""
+    from ..cpu.compile import jit
+    from ..errors import CompileError
+
+    try:
+        return jit.load(text, *jit.host())
+    except CompileError:
+        return None
 
 
 def _side_by_side(work: Callable[[int], None], threads: int, seconds: float) -> float:
@@ -431,6 +441,47 @@ def _side_by_side(work: Callable[[int], None], threads: int, seconds: float) -> 
     for follower in followers:
         follower.join()
     return min(rounds)
+
+
+def _tile_loop(features: str) -> tuple[str, int] | None:
+    """IR of a loop of independent products of tiles of bf16, and the FLOPs of one turn; None if there are none, or the
+    system does not let this process use them.
+    """
+    from ..cpu.amx.permission import refusal
+    from ..cpu.amx.tiles import COLUMNS, PAIRS, ROWS, configuration
+    from ..cpu.target import tile_types
+
+    if "bf16" not in tile_types(features) or refusal():
+        return None
+    words = configuration([(ROWS, 4 * COLUMNS)] * 8)
+    sums, unroll = 6, 2
+    body = [f"  call void @llvm.x86.tdpbf16ps(i8 {i}, i8 6, i8 7)" for i in range(sums)] * unroll
+    text = "\n".join(
+        [
+            f"@configuration = private constant [8 x i64] [{', '.join(f'i64 {word}' for word in words)}], align 64",
+            "declare void @llvm.x86.ldtilecfg(ptr)",
+            "declare void @llvm.x86.tilerelease()",
+            "declare void @llvm.x86.tilezero(i8)",
+            "declare void @llvm.x86.tdpbf16ps(i8, i8, i8)",
+            "define void @fma(i64 %turns, ptr %data) {",
+            "entry:",
+            "  call void @llvm.x86.ldtilecfg(ptr @configuration)",
+            *(f"  call void @llvm.x86.tilezero(i8 {i})" for i in range(8)),
+            "  br label %loop",
+            "loop:",
+            "  %turn = phi i64 [ 0, %entry ], [ %turn.next, %loop ]",
+            *body,
+            "  %turn.next = add i64 %turn, 1",
+            "  %more = icmp slt i64 %turn.next, %turns",
+            "  br i1 %more, label %loop, label %exit",
+            "exit:",
+            "  call void @llvm.x86.tilerelease()",
+            "  ret void",
+            "}",
+            "",
+        ]
+    )
+    return text, 2 * ROWS * COLUMNS * 2 * PAIRS * sums * unroll
 
 
 def _fma_loop(dtype: str, triple: str, features: list[str]) -> tuple[str, int] | None:

@@ -105,11 +105,12 @@ def make_plan(problem: Problem, target: Target, num_threads: int) -> Plan:
 
 def permitted(problem: Problem, target: Target) -> Target:
     """The target, without tile registers if it has them and the system does not let this process use them."""
-    if not target.tiles.multiply(problem.dtype):
+    if not target.tiles.dtypes:
         return target
     from .amx.permission import allowed
+    from .amx.split import wanted
 
-    return allowed(target)
+    return allowed(target) if wanted(problem, target) else target
 
 
 class _Workspace:

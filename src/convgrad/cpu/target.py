@@ -82,6 +82,10 @@ class Target:
         """Whether a plan may use vectors of half the width."""
         return self.double_pumped and self.tile is None
 
+    def without_tiles(self) -> Target:
+        """The same machine, whose tile registers are left alone."""
+        return replace(self, name="avx512", tiles=Tiles()) if self.name == "amx" else self
+
     def at_half_width(self) -> Target:
         """The same machine with vectors of half the width."""
         return replace(self, width=self.width // 2, double_pumped=False, half_width=True)
@@ -106,8 +110,12 @@ def native() -> Target:
     triple, cpu, features = jit.host()
     name, width, registers = _level(frozenset(features.split(",")), triple)
     double_pumped = name == "avx512" and cpu in DOUBLE_PUMPED
+    tiles = Tiles(tile_types(features) if name == "avx512" else ())
     _, l2, l3 = caches.sizes(cpu)
-    return Target(name, triple, cpu, features, width, registers, double_pumped, l3=l3 or Target.l3, own_l2=l2)
+    return Target(
+        "amx" if tiles.dtypes else name, triple, cpu, features, width, registers, double_pumped, l3=l3 or Target.l3,
+        tiles=tiles, own_l2=l2,
+    )  # fmt: skip
 
 
 def tile_types(features: str) -> tuple[str, ...]:
@@ -119,25 +127,26 @@ def tile_types(features: str) -> tuple[str, ...]:
 def named(name: str) -> Target:
     """The machine at hand, or another level: native, amx, avx512, avx2, baseline. A level that it lacks is an error.
 
-    `amx` is the machine with its tile instructions, which `native` leaves alone: they have not been run on real ones.
+    `native` is the highest one that it has.
     """
     host = native()
     if name in ("", "native", host.name):
         return host
-    if name == "amx" and host.name == "avx512" and (dtypes := tile_types(host.features)):
-        return replace(host, name="amx", tiles=Tiles(dtypes))
+    plain = host.without_tiles()
+    if name == plain.name:
+        return plain
     x86 = host.triple.startswith(("x86_64", "amd64"))
     features = [f for f in host.features.split(",") if f]
     # A lower level has one step of computing, whatever the machine.
-    level = replace(host, name=name, cpu="x86-64" if x86 else host.cpu, double_pumped=False)
-    if name == "avx2" and x86 and host.name == "avx512":
+    level = replace(plain, name=name, cpu="x86-64" if x86 else host.cpu, double_pumped=False)
+    if name == "avx2" and x86 and plain.name == "avx512":
         without = [f"-{f[1:]}" if f[1:].startswith("avx512") else f for f in features]
         return replace(level, features=",".join(without), width=32, registers=16)
     if name == "baseline":
         return replace(level, features="" if x86 else ",".join(features), width=16, registers=16)
     raise UnsupportedError(
         f"CONVGRAD_TARGET={name!r} is not available; this machine has native ({host.name}), "
-        f"{'amx, ' if tile_types(host.features) else ''}{'avx2, ' if host.name == 'avx512' else ''}baseline"
+        f"{'avx512, ' if host != plain else ''}{'avx2, ' if plain.name == 'avx512' else ''}baseline"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backend import Estimate
 from .amx.records import TileGather, TileSums
+from .amx.split import Split
 from .amx.tiles import Block
 from .depthwise.records import ChannelsInLanes, PixelsInLanes
 from .gather.records import Gather, TaskOrder
@@ -118,7 +119,8 @@ def _tiles(plan: TileGather, names: Names) -> Telling:
 
 def _tile_sums(plan: TileSums, names: Names) -> Telling:
     how = f"each weight of {names['w']} sums its products over all pixels of {names['x']} and {names['y']}"
-    tile = f"{plan.rows} channels of {names['x']} x {plan.block} of {names['y']}: {_registers(plan)}"
+    rows, columns = (names["y"], names["x"]) if plan.sides.swapped else (names["x"], names["y"])
+    tile = f"{plan.rows} channels of {rows} x {plan.block} of {columns}: {_registers(plan)}"
     tasks = f"{_tasks(plan)}, each a part of {names['w']}"
     if plan.parts.slices > 1:
         tasks += f" over one of {plan.parts.slices} parts of the pixels"
@@ -160,9 +162,15 @@ WORDS = {
     "Box.y_pitch": "pairs between pairs of positions of y",
     "Box.y_steps": "elements between positions of y before they are paired, along each axis",
     "Code.emulated": "plain code does what tile instructions do",
-    "Code.rounds_bf16": "the machine rounds to bf16",
+    "Code.rounds_bf16": "the machine rounds results to bf16",
+    "Code.splits_bf16": "the machine makes bf16 of f32, and so pieces of numbers",
+    "Near.inputs": "steps ahead that what is in the rows is fetched into the first-level cache; 0: it is not",
+    "Near.weights": "the same of what is in the columns",
     "Parts.blocks": "blocks of channels in a task",
     "Parts.parts": "parts of the blocks of channels",
+    "Parts.together": "blocks of channels that are computed for some positions before the next",
+    "Sides.swapped": "x and y have changed places",
+    "TileGather.fetched_results": "the memory of results is prefetched",
     "Positions.axes": "what positions read, along each axis",
     "Positions.flat": "positions of the axes from this one on are one long row",
     "Positions.pitch": "elements between neighbouring positions",
@@ -280,6 +288,7 @@ WORDS = {
     "rows": "rows of a register tile",
     "slices": "parts that the sum is cut into, added in order",
     "staged": "results wait in a buffer before they are written",
+    "split": "how numbers are split into those that tiles multiply",
     "stream": "results are written past the caches",
     "sum": "type of the sums",
     "tap_offsets": "where each kernel element lies in the weights",
@@ -305,6 +314,8 @@ BUFFERS = {
     "weights": "packed weights",
     "bias": "bias",
     "packed": "packed input",
+    "raw_weights": "weights before they are split",
+    "places": "where positions are written",
     "staging": "sums that wait to be written",
     "pixels": "where pixels are read and written",
     "lines": "memory to prefetch",
@@ -312,6 +323,7 @@ BUFFERS = {
     "accumulators": "sums of a task",
     "x": "packed x",
     "y": "packed y",
+    "aligned": "rows of x, as tiles read them",
     "x_raw": "pixels of x before they are paired",
     "y_raw": "pixels of y before they are paired",
     "registers": "emulated tile registers",
@@ -359,6 +371,8 @@ def _short(value: Any) -> str:
         return value.packer.name.replace("_", " ").lower()
     if isinstance(value, Estimate):
         return f"{value.seconds * 1e3:.3g} ms"
+    if isinstance(value, Split):
+        return "not at all" if value.whole else f"into {value.pieces - 1}, of which {len(value.products)} products"
     if isinstance(value, Staging):
         return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):

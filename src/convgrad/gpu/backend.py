@@ -39,12 +39,19 @@ def load(problem: Problem, device: Device) -> Executable | Refusal:
     if reason := hindrance(device):
         return Refusal(name, reason)
     target = machine(device)
-    found = _plan(problem, target)
+    precision = get_float32_precision()
+    found = _plan(problem, target, precision)
     if isinstance(found, Refusal):
         return found
     from .launch import Executable
 
-    return Executable(found, target, device.index)
+    def anywhere() -> Plan:
+        """The plan for tensors that begin anywhere: the last level asks nothing of them."""
+        plan = _plan(problem, target, precision, aligned=False)
+        assert not isinstance(plan, Refusal), plan
+        return plan
+
+    return Executable(found, target, device.index, anywhere)
 
 
 def plan(problem: Problem, device: Device) -> Plan | Refusal:
@@ -52,18 +59,18 @@ def plan(problem: Problem, device: Device) -> Plan | Refusal:
     if kind := os.environ.get("CONVGRAD_GPU_TARGET", ""):
         from .target import of_kind
 
-        return _plan(problem, of_kind(kind))
+        return _plan(problem, of_kind(kind), get_float32_precision())
     if reason := hindrance(device):
         return Refusal(name, reason)
-    return _plan(problem, machine(device))
+    return _plan(problem, machine(device), get_float32_precision())
 
 
-def _plan(problem: Problem, target: Target) -> Plan | Refusal:
-    from .plan import choose
+def _plan(problem: Problem, target: Target, precision: str, aligned: bool = True) -> Plan | Refusal:
+    from .plan.registry import make_plan
 
     if problem.algorithm != "direct":
         return Refusal(name, f"no kernel computes it by the algorithm {problem.algorithm!r}", "another algorithm")
-    found = choose.make(problem, target, get_float32_precision())
+    found = make_plan(problem, target, precision, aligned)
     return Refusal(name, found) if isinstance(found, str) else found
 
 

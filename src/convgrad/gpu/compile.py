@@ -5,52 +5,45 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from ..dtypes import DTYPES
 from .plan.axes import LAST
-from .plan.records import Launch
+from .plan.records import Descriptor, Launch
 from .target import Target
-
-MODULES = {
-    "gather": "gather",
-    "lanes": "lanes",
-    "weights": "weights",
-    "lanes_weights": "weights",
-    "finish": "finish",
-}
-"""Where the kernels are, in `gpu.kernels`."""
 
 ALIGNED = 16  # bytes, that the widest load of a thread takes
 
-_TYPES = {"f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "f64": "*fp64"}
+_TYPES = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "f64": "fp64"}
 
 # Of these numbers, code knows by which power of two they are divisible, so that it may load several elements at once.
-_HINTED = {"strides", "channels", "summed", "made"}
+_HINTED = {"stride", "strides", "channels", "summed", "made"}
 _HINTED_IN_SPACE = {"sizes", "steps"}  # where neighbours in memory are neighbours in space
 
 
-def function(name: str) -> Any:
-    """A kernel by its name."""
-    return getattr(import_module(f"{__package__}.kernels.{MODULES[name]}"), name)
+def function(launch: Launch) -> Any:
+    """The kernel of a launch."""
+    return getattr(import_module(f"{__package__}.kernels.{launch.module or launch.kernel}"), launch.kernel)
 
 
 def source(launch: Launch, aligned: bool) -> Any:
     """What Triton is given to compile. `aligned` says that all tensors begin at multiples of 16 bytes."""
-    from triton.compiler import ASTSource
-
-    kernel = function(launch.kernel)
+    kernel = function(launch)
     names = list(kernel.arg_names)
-    expected = len(launch.tensors) + len(launch.values) + len(launch.constants)
-    assert names[len(launch.tensors) :] == [name for name, _ in (*launch.values, *launch.constants)], launch.kernel
-    assert len(names) == expected
-    width = "i64" if launch.constant("WIDE") else "i32"
+    pointers = len(launch.descriptors)
+    numbers = pointers + len(launch.tensors)
+    told = [name for name, _ in (*launch.values, *launch.constants)]
+    assert names[numbers:] == told, f"{launch.kernel} takes {names[numbers:]}, and gets {told}"
+    width = "i64" if dict(launch.constants).get("WIDE") else "i32"
     signature: dict[str, Any] = {}
     hints: dict[tuple[int, ...], Any] = {}
-    for at, (_, dtype) in enumerate(launch.tensors):
-        signature[names[at]] = _TYPES[dtype]
+    for name, descriptor in zip(names, launch.descriptors, strict=False):
+        signature[name] = _type(descriptor, kernel.is_gluon())
+    for at, (_, dtype) in enumerate(launch.tensors, pointers):
+        signature[names[at]] = f"*{_TYPES[dtype]}"
         if aligned:
             hints[(at,)] = [["tt.divisibility", ALIGNED]]
     in_space = any(name.endswith("_UNIT") and value == LAST for name, value in launch.constants)
     hinted = _HINTED | (_HINTED_IN_SPACE if in_space else set())
-    for at, (name, value) in enumerate(launch.values, len(launch.tensors)):
+    for at, (name, value) in enumerate(launch.values, numbers):
         many = isinstance(value, tuple)
         signature[name] = (width,) * len(value) if isinstance(value, tuple) else width
         if name.split("_")[-1] in hinted:
@@ -59,7 +52,25 @@ def source(launch: Launch, aligned: bool) -> Any:
                     hints[(at, entry) if many else (at,)] = [["tt.divisibility", divisor]]
     signature |= {name: "constexpr" for name, _ in launch.constants}
     constants = {(names.index(name),): value for name, value in launch.constants}
-    return ASTSource(kernel, signature, constants, hints)
+    return _source_type(kernel)(kernel, signature, constants, hints)
+
+
+def _source_type(kernel: Any) -> Any:
+    if kernel.is_gluon():
+        return import_module("triton.experimental.gluon._runtime").GluonASTSource
+    return import_module("triton.compiler").ASTSource
+
+
+def _type(descriptor: Descriptor, gluon: bool) -> str:
+    """The type of a descriptor. Kernels in Gluon are told how blocks lie in shared memory; others do not ask."""
+    layout = ""
+    if gluon:
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        bits = 8 * DTYPES[descriptor.dtype].size
+        rank = len(descriptor.block)
+        layout = f",{NVMMASharedLayout(descriptor.swizzle, bits, rank, descriptor.transposed)!r}"
+    return f"tensordesc<{_TYPES[descriptor.dtype]}{list(descriptor.block)}{layout}>"
 
 
 def build(launch: Launch, target: Target, aligned: bool) -> Any:
@@ -68,6 +79,10 @@ def build(launch: Launch, target: Target, aligned: bool) -> Any:
     from triton.backends.compiler import GPUTarget
 
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.registers:
+        options["maxnreg"] = launch.registers
+    if launch.early:
+        options["launch_pdl"] = True
     return triton.compile(source(launch, aligned), GPUTarget("cuda", target.capability, 32), options)
 
 

@@ -176,7 +176,11 @@ _dst_shape = Attr("dst_shape", "s64[]", "shape of diff_src", (0,) * MAX_NDIMS, m
 _weights_shape = Attr("weights_shape", "s64[]", "shape of diff_weights", (0,) * MAX_NDIMS, minimum=1, per="dimension")
 
 _common = (_strides, _pads_begin, _pads_end, _dilations, _auto_pad, _groups, _data_format)
-ALGORITHMS = {"direct": "exactly the products of the definition"}
+ALGORITHMS = {
+    "direct": "exactly the products of the definition",
+    "bf16x6": "f32 in three pieces of bf16, of which six products are summed, on CPUs with tile registers (AMX)",
+    "bf16x3": "f32 in two pieces of bf16, of which three products are summed: faster and less exact",
+}
 
 EXTENSIONS = (
     Attr(

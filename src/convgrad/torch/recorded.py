@@ -68,16 +68,22 @@ def compute(binding: Binding, tensors: Mapping[str, Tensor]) -> Tensor:
     return result if result.stride() == binding.strides else _laid_out(result, binding.strides)
 
 
-def add_or_sum(op: Op, bound: Bound, tensors: Mapping[str, Tensor]) -> Tensor:
-    """An operation of a bias: sums are taken in the accumulator type, then rounded once."""
+def add_or_sum(op: Op, bound: Bound, tensors: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+    """An operation of a bias: sums are taken in the accumulator type, then rounded once. `out` is written to."""
     data = tensors[op.inputs[0].role]
     axis = 1 if DATA_AXES[bound.attributes["data_format"]] == "nck" else data.dim() - 1
     dtype = TYPES[bound.out_dtype]
     sums = torch.promote_types(data.dtype, torch.float32)
     if op.wanted == "bias":
-        return data.sum([a for a in range(data.dim()) if a != axis], dtype=sums).to(dtype)
-    values = tensors["bias"].to(sums)
-    return (data.to(sums) + values.reshape([-1 if a == axis else 1 for a in range(data.dim())])).to(dtype)
+        result = data.sum([a for a in range(data.dim()) if a != axis], dtype=sums)
+    else:
+        values = tensors["bias"].to(sums)
+        result = data.to(sums) + values.reshape([-1 if a == axis else 1 for a in range(data.dim())])
+    if out is None:
+        return result.to(dtype)
+    if bound.attributes.get("accumulate"):
+        result = result + out
+    return out.copy_(result)
 
 
 def _as_they_are(tensor: Tensor) -> Any:

@@ -13,17 +13,23 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..emit.frame import Frame, items
+from ..emit.prefetch import portion_of
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
 from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
+from ..target import LINE
+from .copy import copy_positions
 from .emulation import Emulation
+from .gather_tile import tile_function
+from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
-from .tiles import TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
 
@@ -36,7 +42,9 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
+    split_weights: Function | None  # None: they are packed as tiles read them
     pack: Function | None  # None: inputs are read where they lie
+    copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
@@ -52,6 +60,8 @@ def write(plan: TileGather) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     kernel = _Kernel(plan, _functions(m, plan), Frame(m, plan.buffers, plan.sum))
+    if plan.prefetch is not None:
+        kernel.frame.list_lines(plan.prefetch)
     kernel.pack_all_weights()
     kernel.code.begin(kernel.functions.configuration)
     kernel.sum_boxes()
@@ -61,24 +71,30 @@ def write(plan: TileGather) -> str:
 
 def _functions(m: Module, plan: TileGather) -> _Functions:
     """Write the functions of a plan."""
-    layer, positions, box = plan.layer, plan.positions, plan.pack
-    inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16")
-    emulated = emulation(m, layer.dtype, plan.code.emulated)
-    clear = zero(m, moved)
+    positions, (inputs, results) = plan.positions, _elements(plan)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        None if box is None else pack_box(m, moved, box, clear),
-        _tile(m, plan, emulated, plan.vectors),
-        _tile(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
+        None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
+        *_pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
+        tile_function(m, plan, emulated, plan.vectors),
+        tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
-        list_places(m, plan) if plan.lists_places else None,
+        list_places(m, plan),
         m.table("registers", plan.tiles.configuration()),
         m.table("taps", [number for tap in positions.taps for number in tap]),
         m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
         m.table("runs", [start for run in positions.runs for start in run]),
     )  # fmt: skip
+
+
+def _pack(m: Module, plan: TileGather, moved: Elements) -> tuple[Function | None, Function | None]:
+    """What packs a box of the input, or copies it if it is read where it lies."""
+    if plan.pack is None:
+        return None, copy_positions(m, moved, plan) if plan.copies_unaligned else None
+    copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
+    return pack_box(m, copied, plan.pack, zero(m, moved)), None
 
 
 def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
@@ -98,45 +114,20 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
     return inputs, Results(replace(inputs, dtype=layer.out_dtype, rounds_bf16=rounds), layer.accumulate)
 
 
-def _tile(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
-    """A function that sums a block of so many tiles side by side: (input, weights, sums, bias, taps, their number, and
-    a file of registers).
-    """
-    block, item = plan.tiles, plan.item
-    file = ["p:file"] if emulated else []
-    f = m.function(f"tile_{across}", ["p:left", "p:right", "p:to", "p:bias", "p:taps", "i:count", *file])
-    left, right, to, bias, taps, count, *rest = f.args
-    code = TileCode(f, plan.layer.dtype, emulated, rest[0] if rest else "")
-    row, right_row = plan.block * item, across * plan.lanes
-    pairs = plan.sums.channels // 2
+def _pieces(plan: TileGather) -> Pieces:
+    """How numbers are split as they are packed."""
+    layer, pieces = plan.layer, plan.split.pieces
+    step = plan.positions.pitch // pieces
+    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
 
-    def start(register: int, _: int, j: int) -> None:
-        if plan.layer.bias is None:
-            code.clear(register)
-        else:
-            code.load(register, f.at(bias, j * plan.lanes, plan.sum), 0)
 
-    each_sum(block, across, start)
-    left_row = plan.positions.steps[-1] * plan.layer.size
-    with f.loop(0, count) as t:
-        tap = f.at(taps, f.mul(t, 2), "i64")
-        number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
-        left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
-        with f.loop(0, pairs // block.pairs) as step:
-            left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
-            add_products(
-                code, block, across,
-                (lambda i, at=left_at: f.at(at, i * block.rows * left_row, "i8"), left_row),  # type: ignore[misc]
-                (lambda j, at=right_at: f.at(at, j * plan.lanes, plan.sum), right_row * item),  # type: ignore[misc]
-            )  # fmt: skip
+@dataclass(frozen=True)
+class _Input:
+    """The input of a box."""
 
-    def keep(register: int, i: int, j: int) -> None:
-        code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
-
-    each_sum(block, across, keep)
-    return f
+    source: str  # packed, or where it lies
+    start: list[Value]  # of the box along each axis
+    following: str  # where the input of the next box begins
 
 
 @dataclass(frozen=True)
@@ -144,7 +135,7 @@ class _Phase:
     """The results of a phase that are in a box."""
 
     group: Value
-    source: str  # the input of the box
+    box: _Input
     result: str  # where the first one is
     counts: list[Value]  # along each axis
     taps: tuple[str, Value]  # in the table, and how many
@@ -156,9 +147,10 @@ class _Kernel:
     def __init__(self, plan: TileGather, functions: _Functions, frame: Frame) -> None:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
+        self.call = self.f.variable("i64", 0) if plan.prefetch else ""  # the number of the next call of a tile
         self.source, self.result = (frame.tensors[role] for role in ("xy" if plan.layer.wanted == "y" else "yx"))
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.layer.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     # Weights.
 
@@ -167,13 +159,21 @@ class _Kernel:
         f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
         with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
             group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
-            to = self._weights(group, block)
-            f.call(self.functions.pack_weights, self.frame.tensors["w"], to, group, block, part)
+            self._pack_panel(group, block, part)
             if plan.layer.bias is not None:
                 with f.when(f.test("eq", part, 0)):
                     unit = f.add(f.mul(group, blocks), block)
                     self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
         self.frame.barrier()
+
+    def _pack_panel(self, group: Value, block: Value, part: Value) -> None:
+        """Pack a part of the weights of a block of channels; to be split, they are packed as they are before."""
+        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, block)
+        if functions.split_weights is None:
+            f.call(functions.pack_weights, source, to, group, block, part)
+            return
+        f.call(functions.pack_weights, source, self.at["raw_weights"], group, block, part)
+        f.call(functions.split_weights, self.at["raw_weights"], to, block, part)
 
     def _weights(self, group: Value, block: Value) -> str:
         """Where the packed weights of a block of channels are."""
@@ -201,8 +201,22 @@ class _Kernel:
             source = self._input(group, start)
             first = f.mul(part, plan.parts.blocks)
             last = f.min(f.add(first, plan.parts.blocks), plan.tile.blocks)
+            following = self._following(task)
             with f.loop(0, len(plan.positions.phases)) as phase:
-                self._sum_phase(group, (first, last), phase, (source, start))
+                self._sum_phase(group, (first, last), phase, _Input(source, start, following))
+
+    def _following(self, task: Value) -> str:
+        """Where the input of the next task begins, which is prefetched while this one is computed."""
+        f, plan, axes = self.f, self.plan, self.plan.positions.axes
+        if plan.prefetch is None:
+            return ""
+        f.set(self.call, "i64", 0)
+        task = self.frame.following(task, plan.tasks)
+        group, *boxes, _ = f.split(task, [plan.layer.groups, *(a.boxes for a in axes), plan.parts.parts])
+        at = f.mul(group, plan.layer.in_channel[0])
+        for box, a in zip(boxes, axes, strict=True):
+            at = f.add(at, f.mul(f.add(f.mul(box, a.box * a.in_stride), min(a.runs)), a.pack.stride))
+        return f.at(self.source, at, self.functions.inputs.storage)
 
     def _input(self, group: Value, start: list[Value]) -> str:
         """The input of a box: packed, run by run, or where it lies."""
@@ -210,9 +224,8 @@ class _Kernel:
         positions, storage = plan.positions, functions.inputs.storage
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
-            return f.at(
-                origin, f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True))), storage
-            )
+            shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
+            return self._aligned(f.at(origin, shift, storage), start)
         with f.loop(0, len(positions.runs)) as run:
             row = f.at(functions.runs, f.mul(run, len(start)), "i64")
             corner = [
@@ -223,11 +236,19 @@ class _Kernel:
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
 
-    def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: tuple[str, list[Value]]) -> None:
-        """The results of a phase that are in a box, if there are any, for the blocks of channels of a part. Of the box:
-        its input, and where it starts.
-        """
-        f, axes, (source, start) = self.f, self.plan.positions.axes, box
+    def _aligned(self, source: str, start: list[Value]) -> str:
+        """The input of a box that is read where it lies, or a copy if it does not begin at a line there."""
+        f, copy, axes = self.f, self.functions.copy, self.plan.positions.axes
+        if copy is None:
+            return source
+        whole = f.aligned(source, LINE)
+        with f.when(f.op(f"xor i1 {whole}, true")):
+            f.call(copy, source, self.at["packed"], f.min(f.sub(axes[-1].out, start[-1]), axes[-1].box))
+        return f.op(f"select i1 {whole}, ptr {source}, ptr {self.at['packed']}")
+
+    def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
+        """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""
+        f, axes, start = self.f, self.plan.positions.axes, box.start
         numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
         there, counts = "true", list[Value]()
@@ -245,7 +266,7 @@ class _Kernel:
             result = f.at(self.result, corner, self.functions.results.elements.storage)
             with f.loop(*blocks, self.plan.parts.together) as block:
                 several = (block, f.min(f.add(block, self.plan.parts.together), blocks[1]))
-                self._sum_blocks(_Phase(group, source, result, counts, taps), several)
+                self._sum_blocks(_Phase(group, box, result, counts, taps), several)
 
     def _sum_blocks(self, phase: _Phase, blocks: tuple[Value, Value]) -> None:
         """Some blocks of channels: one long row after another, a tile's rows at a time, and of these every block."""
@@ -264,7 +285,7 @@ class _Kernel:
             first: Value = stack.enter_context(f.loop(0, row, plan.rows))
             # In place nothing lies beyond the last position: some are summed again.
             m = f.min(first, f.sub(row, plan.rows)) if positions.in_place else first
-            left = f.at(phase.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
+            left = f.at(phase.box.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
             block = stack.enter_context(f.loop(*blocks))
             if plan.staging is not None:
                 self._tile(phase, block, left, f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum))
@@ -284,7 +305,12 @@ class _Kernel:
         bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
         tile, last = self.functions.tile, self.functions.last_tile
         is_last = f.test("eq", block, plan.tile.blocks - 1)
-        f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *self.file)
+        fetched: tuple[str, ...] = ()
+        if plan.prefetch is not None:
+            call = f.get(self.call, "i64")
+            f.set(self.call, "i64", f.add(call, 1))
+            fetched = portion_of(f, plan.prefetch, self.at["lines"], call, [phase.box.following])
+        f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *fetched, *self.file)
 
     def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
         """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in
@@ -293,14 +319,16 @@ class _Kernel:
         f, plan, functions = self.f, self.plan, self.functions
         at, first, left = row
         source = f.at(self.at["staging"], f.mul(skipped, plan.block), plan.sum)
+        channels = f.min(f.sub(plan.layer.cout, f.mul(block, plan.block)), plan.block)
         is_last = f.test("eq", block, plan.tile.blocks - 1)
         if functions.list_places is not None:
             places = f.at(self.at["places"], first, "i64")
             to = self._result(phase, block, at)
-            f.call_either(is_last, functions.last_finish, functions.finish, source, to, places, plan.rows)
+            f.call_either(is_last, functions.last_finish, functions.finish, source, to, places, plan.rows, channels)
             return
         to = self._result(phase, block, f.add(at, f.mul(first, plan.out_steps[-1])))
-        f.call_either(is_last, functions.last_finish, functions.finish, source, to, "null", f.min(left, plan.rows))
+        count = f.min(left, plan.rows)
+        f.call_either(is_last, functions.last_finish, functions.finish, source, to, "null", count, channels)
 
     def _result(self, phase: _Phase, block: Value, at: Value) -> str:
         """Where the results of a block of channels are, so many elements behind the first of the box."""

@@ -9,48 +9,63 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from ...backend import Refusal
 from ...spec.problem import Problem
 from ..gather.plan import as_gather, choose_weight_packer
 from ..gather.records import Layer, Sums, Tile
-from ..ir.vectors import sum_type
 from ..pack.box import PackBox, Packer, packer
 from ..pack.unpack import Staging, Unpacker, unpacker
 from ..pack.weights import PackWeights
-from ..plan.axes import longest, offsets
+from ..plan.axes import longest, offsets, spans
 from ..plan.bits import MOST_PHASES, TILE_CHANNELS, TILE_STEPS
-from ..plan.records import pitch, up
+from ..plan.prefetch import Prefetch, lines
+from ..plan.records import pitch, unserved, up
 from ..plan.tuning import RegisterTuning, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
-from .records import Code, Parts, Positions, TileGather
-from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+from .records import Code, Near, Parts, Positions, TileGather
+from .split import Split, hindrance, multiplied, split
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
 SHAPES = ((2, 2), (1, 4), (4, 1), (1, 3), (3, 1), (2, 1), (1, 2), (1, 1))
 """Tiles of sums below each other and side by side, with room for factors in the other registers."""
 
+SPLIT_CHUNK = 32  # channels of weights that a thread splits at a time
 
-def plan(p: Problem, target: Target, threads: int) -> TileGather | None:
+
+def plan(p: Problem, target: Target, threads: int) -> TileGather | Refusal | None:
     """A plan for the results or the data gradient of a problem, if tile registers can compute it well."""
-    if p.wanted == "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+    if p.wanted == "w":
         return None
+    how = split(p, target)
+    if how is None:
+        return unserved(p, hindrance(p, target))
     layer = as_gather(p, target)
     pairs = pairs_of_step(layer.cin)
-    if not pairs or layer.cout < TILE_CHANNELS or prod(layer.out_strides) > MOST_PHASES:
-        return None
+    if not pairs or layer.cout < TILE_CHANNELS:
+        return unserved(p, f"tiles need {TILE_CHANNELS} channels of a group, and numbers that steps divide well")
+    if prod(layer.out_strides) > MOST_PHASES:
+        return unserved(p, f"strides {p.stride} divide the results into more than {MOST_PHASES} phases")
     tuned = tuning(target).registers
     odd = layer.cin % 2
     sums = Sums(layer.cin + odd, layer.cin + odd, True, bool(odd), 0)
-    positions = lay_out(layer, sums, target, threads)
-    pack = pack_box(layer, sums, positions)
+    positions = lay_out(layer, sums, how, target, threads)
+    pack = pack_box(layer, sums, positions, how)
     if odd and pack is not None and pack.packer is Packer.ELEMENTS:
-        return None  # these leave what is beside the last channel as it is
-    block = shape(layer, positions, pairs, tuned)
+        # These leave what is beside the last channel as it is.
+        return unserved(p, "an odd number of channels, which are not contiguous in memory, nor are pixels")
+    block = shape(layer, positions, pairs, how, tuned)
     blocks, last = ceil(layer.cout / block.width), ceil(layer.cout / COLUMNS) % block.across
     tile = Tile(target, COLUMNS, block.across, last, block.height, blocks, None, None)
+    parts = cut_channels(layer, tile, positions, how, threads, tuned)
+    many = p.bytes > (target.own_l2 or target.l2)
+    ahead = tuned.fetches_input and p.size("x" if layer.wanted == "y" else "y") * layer.size > target.l2
     made = TileGather(
-        layer, tile, sums, block, positions, pack,
-        pack_weights(layer, tile, sums, threads), cut_channels(layer, tile, positions, threads, tuned),
-        code(target, p.out_dtype), stage_results(layer, tile, positions), work(layer, positions, block, tuned),
+        layer, tile, sums, block, positions, pack, pack_weights(layer, tile, sums, how, threads), parts,
+        code(target, p.out_dtype), stage_results(layer, tile, positions),
+        prefetch_next(layer, positions, parts, block) if ahead else None,
+        Near(tuned.near_inputs, tuned.near_weights), many and tuned.fetches_results and writes_tiles(layer),
+        work(layer, positions, block, how, tuned), how,
         threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
@@ -68,30 +83,46 @@ def pairs_of_step(channels: int) -> int:
 
 def code(target: Target, out_dtype: str) -> Code:
     """How instructions are written."""
-    return Code(target.tiles.emulated, out_dtype == "bf16" and "+avx512bf16" in target.features.split(","))
+    has = "+avx512bf16" in target.features.split(",")
+    return Code(target.tiles.emulated, out_dtype == "bf16" and has, has)
 
 
 # Positions.
 
 
-def lay_out(layer: Layer, sums: Sums, target: Target, threads: int) -> Positions:
+def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) -> Positions:
     """Boxes of positions, and how their inputs lie."""
-    step = pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS
+    step = how.pieces * (pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS)
     tuned = tuning(target).registers
     room = int((target.own_l2 or target.l2) * tuned.box)
     box = _box(layer, step, room)
-    if sums.odd or not _lies_in_place(layer, box[-1]):
+    if sums.odd or not how.whole or not _lies_in_place(layer, box[-1]):
         box = _for_threads(layer, box, threads, tuned)
         axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
         counts = tuple(a.pack.count for a in axes)
-        flat = min(range(len(axes)), key=lambda flat: (tiles_of(tuple(box), counts, flat, ROWS), -flat))
         steps = tuple(prod(counts[i + 1 :]) * step for i in range(len(counts)))
-        return Positions(axes, flat, False, step, steps, *phases_of(layer.axes, axes, step))
+        found = Positions(axes, 0, False, step, steps, *phases_of(layer.axes, axes, step))
+        return replace(found, flat=_long_axis(layer, found, how, tuned))
     fewer = _for_threads(layer, box, threads, tuned)
     box = fewer if _lies_in_place(layer, fewer[-1]) else box
     axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
     steps = tuple(a.in_stride * a.pack.stride for a in axes)
     return Positions(axes, len(axes) - 1, True, steps[-1], steps, *phases_of(layer.axes, axes, 0))
+
+
+def _long_axis(layer: Layer, positions: Positions, how: Split, tuned: RegisterTuning) -> int:
+    """The axis from which on positions are one long row, so that there are few tiles; if numbers are split, so that
+    these take the least time: to load pieces again takes longer than to compute some positions in vain.
+    """
+    counts = tuple(a.pack.count for a in positions.axes)
+
+    def cost(flat: int) -> float:
+        if how.whole:
+            return tiles_of(positions.sizes, counts, flat, ROWS)
+        trial = replace(positions, flat=flat)
+        return work(layer, trial, shape(layer, trial, pairs_of_step(layer.cin), how, tuned), how, tuned)
+
+    return min(range(len(counts)), key=lambda flat: (cost(flat), -flat))
 
 
 def _box(layer: Layer, step: int, room: int) -> list[int]:
@@ -103,7 +134,7 @@ def _box(layer: Layer, step: int, room: int) -> list[int]:
         axes = [axis(a, layer.forward, b) for a, b in zip(layer.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
         results = layer.cout * layer.out_size if writes_tiles(layer) else 2 * STEP * layer.item
-        return entries * step * layer.size + prod(trial) * results <= room
+        return entries * step * 2 + prod(trial) * results <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -140,18 +171,23 @@ def _lies_in_place(layer: Layer, box: int) -> bool:
     return min(box, results % box or box) >= 2 * ROWS
 
 
-def pack_box(layer: Layer, sums: Sums, positions: Positions) -> PackBox | None:
+def pack_box(layer: Layer, sums: Sums, positions: Positions, how: Split) -> PackBox | None:
     """How a run of inputs is packed."""
     if positions.in_place:
         return None
     # The last channel of an odd number is paired with a weight of zero: zero times an infinity would be NaN.
     packs = tuple(a.pack for a in positions.axes)
-    box = PackBox("pack", packs, layer.in_channel[1], positions.pitch, channels=layer.cin, zero_rest=sums.odd)
+    box = PackBox(
+        "pack", packs, layer.in_channel[1], positions.pitch // how.pieces, channels=layer.cin, zero_rest=sums.odd,
+        pieces=how.pieces,
+    )  # fmt: skip
     return replace(box, packer=packer(box, COLUMNS))
 
 
-def pack_weights(layer: Layer, tile: Tile, sums: Sums, threads: int) -> PackWeights:
-    """How weights are packed: in parts, if there are too few blocks of channels for all threads."""
+def pack_weights(layer: Layer, tile: Tile, sums: Sums, how: Split, threads: int) -> PackWeights:
+    """How weights are packed: in parts, if there are too few blocks of channels for all threads, or to be split."""
+    if not how.whole:
+        return choose_weight_packer(layer, tile, Sums(layer.cin, SPLIT_CHUNK, False, False, 0))
     found = choose_weight_packer(layer, tile, sums)
     wanted, steps = ceil(2 * threads / (layer.groups * tile.blocks)), sums.channels // 2
     part = up(ceil(steps / wanted), COLUMNS)
@@ -161,41 +197,44 @@ def pack_weights(layer: Layer, tile: Tile, sums: Sums, threads: int) -> PackWeig
 # Registers.
 
 
-def shape(layer: Layer, positions: Positions, pairs: int, tuned: RegisterTuning) -> Block:
+def shape(layer: Layer, positions: Positions, pairs: int, how: Split, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
     row = long_row(positions.sizes, positions.extents, positions.flat)
     rows = min(ROWS, row)
     shapes = [Block(rows, pairs, down, across) for down, across in SHAPES]
-    if positions.in_place:
-        shapes = [block for block in shapes if block.height <= 2 * ROWS]
-    return min(shapes, key=lambda block: work(layer, positions, block, tuned))
+    if positions.in_place:  # no row is shorter than a tile is high
+        last = positions.axes[-1]
+        shapes = [block for block in shapes if block.height <= min(last.box, last.out % last.box or last.box)]
+    return min(shapes, key=lambda block: work(layer, positions, block, how, tuned))
 
 
-def work(layer: Layer, positions: Positions, block: Block, tuned: RegisterTuning) -> float:
+def work(layer: Layer, positions: Positions, block: Block, how: Split, tuned: RegisterTuning) -> float:
     """Cycles in which tiles are multiplied or loaded."""
     tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
-    multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
-    loaded = tuned.load * (block.down + block.across)
+    multiplied = len(how.products) * max(tuned.multiply * block.down * block.across, tuned.latency)
+    loaded = tuned.load * sum(loads(block, how.products))
     return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
 
 
-def cut_channels(layer: Layer, tile: Tile, positions: Positions, threads: int, tuned: RegisterTuning) -> Parts:
+def cut_channels(
+    layer: Layer, tile: Tile, positions: Positions, how: Split, threads: int, tuned: RegisterTuning
+) -> Parts:
     """Parts of the channels of a box, if boxes are too few for all threads."""
     tasks = layer.groups * positions.number
     wanted = 1 if threads == 1 else min(tile.blocks, ceil(tuned.tasks * threads / tasks))
     blocks = ceil(tile.blocks / wanted)
-    return Parts(ceil(tile.blocks / blocks), blocks, side_by_side(layer, tile, blocks, tuned))
+    return Parts(ceil(tile.blocks / blocks), blocks, side_by_side(layer, tile, how, blocks, tuned))
 
 
-def side_by_side(layer: Layer, tile: Tile, blocks: int, tuned: RegisterTuning) -> int:
+def side_by_side(layer: Layer, tile: Tile, how: Split, blocks: int, tuned: RegisterTuning) -> int:
     """Blocks of channels that are computed for some positions before the next: their weights have room in a cache.
 
     Sums that wait until a block of channels is complete are of that block alone.
     """
     if not writes_tiles(layer):
         return 1
-    panel = layer.taps * up(layer.cin, 2) * tile.block * layer.size
+    panel = layer.taps * up(layer.cin, 2) * tile.block * 2 * how.pieces
     room = int((tile.target.own_l2 or tile.target.l2) * tuned.panels)
     parts = ceil(blocks / max(1, min(blocks, room // panel)))
     return ceil(blocks / parts)
@@ -230,10 +269,22 @@ def row_contiguous(positions: Positions) -> bool:
     return plain and columns.out == positions.extents[3] == rows.out_step
 
 
+def prefetch_next(layer: Layer, positions: Positions, parts: Parts, block: Block) -> Prefetch | None:
+    """What is prefetched while a box is computed: the input of the next one, if it is packed."""
+    if positions.in_place or positions.number * layer.groups == 1:
+        return None
+    sizes, phases = positions.sizes, sum(phase.count > 0 for phase in positions.phases)
+    calls = parts.blocks * phases * tiles_of(sizes, positions.extents, positions.flat, block.height)
+    axes = zip(layer.axes, sizes, strict=True)
+    counts, steps = zip(*(spans(a, box, layer.forward) for a, box in axes), strict=True)
+    region = lines(counts, steps, layer.cin, layer.in_channel[1], layer.size)
+    return Prefetch((region,), calls, ceil(layer.cin / (2 * block.pairs)))
+
+
 def reasons(plan: TileGather) -> tuple[str, ...]:
     """Why the plan is as it is."""
     told = [
-        (True, f"tile registers multiply {plan.layer.dtype} (AMX)"),
+        (True, multiplied(plan.layer.dtype, plan.split)),
         (plan.code.emulated, "their instructions are emulated"),
         (plan.positions.in_place, "the input is read where it lies: no padding, no kernel, channels contiguous"),
         (plan.parts.parts > 1, "channels are cut into parts, so that all threads have work"),

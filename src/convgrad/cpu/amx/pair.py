@@ -6,14 +6,16 @@ Both are made of [position][channel], elements of two bytes: y as it lies if its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from math import prod
 
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.shuffle import interleave, transpose
+from ..ir.pieces import Pieces
+from ..ir.shuffle import transpose
 from ..plan.records import up
-from .records import Box
+from .records import Box, TileSums
 from .tiles import STEP
 
 WIDE = f"<{STEP} x i16>"
@@ -48,12 +50,52 @@ def end_rows(m: Module, n: Elements, box: Box) -> Function:
     return f
 
 
+def each_long_row(f: Function, box: Box, counts: Sequence[Value], stack: ExitStack) -> tuple[Value, Value]:
+    """Loop over the long rows of a box, so many along each axis: where one begins among the entries, and its number."""
+    entry: Value = 0
+    number: Value = 0
+    for i, count in enumerate(counts):
+        q = stack.enter_context(f.loop(0, count))
+        entry = f.add(entry, f.mul(q, prod(a.pack.count for a in box.axes[i + 1 :])))
+        number = f.add(number, f.mul(q, prod(box.sizes[i + 1 : box.flat])))
+    return entry, number
+
+
+def align_rows(m: Module, plan: TileSums) -> Function | None:
+    """A function that copies what a tap reads of some rows of x to [step][row][32 entries]: (from, to, long rows along
+    each axis, steps of one). None if all rows begin at lines of memory.
+
+    A tile would read two lines for each row that does not, and that takes several times as long.
+    """
+    if not plan.aligns:
+        return None
+    box, rows = plan.box, plan.rows
+    f = m.function("align_rows", ["p:from", "p:to", *(f"i:n{i}" for i in range(box.flat)), "i:steps"])
+    source, to, *counts, steps = f.args
+    with ExitStack() as stack:
+        entry, number = each_long_row(f, box, counts, stack)
+        row_from = f.at(source, entry, "i16")
+        row_to = f.at(to, f.mul(number, box.long_row * rows), "i16")
+        step = stack.enter_context(f.loop(0, steps))
+        for r in range(rows):
+            line = f.load(f.at(row_from, f.add(f.mul(step, STEP), r * box.x_pitch), "i16"), WIDE, 2)
+            f.store(line, f.at(row_to, f.add(f.mul(step, STEP * rows), r * STEP), "i16"), WIDE, 64)
+    return f
+
+
 def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
     """A function that makes [pair of positions][channel][first, second] of [position][channel]: (from, to, positions
     along each axis, channels).
 
-    Places without a position are zeros: those at the end of a long row, and all between rows of a box.
+    Places without a position are zeros: those at the end of a long row, and all between rows of a box. What is split
+    becomes [piece][pair of positions] and so on.
     """
+    pieces = [i * n.step for i in range(n.count)] if isinstance(n, Pieces) else [0]
+
+    def clear_all(place: str, count: Value) -> None:
+        for piece in pieces:
+            f.call(clear, f.at(place, piece, n.sum), count)
+
     f = m.function("pair_y", ["p:from", "p:to", *(f"i:n{i}" for i in range(len(box.sizes))), "i:channels"])
     source, to, *counts, _ = f.args
     flat, last = box.flat, len(box.sizes) - 1
@@ -66,17 +108,17 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
             place = f.add(place, f.mul(q, prod(box.sizes[i + 1 : flat])))
         row = f.at(to, f.mul(place, 2 * box.y_row), n.sum)
         if flat < last:
-            f.call(clear, row, 2 * box.y_row)
+            clear_all(row, 2 * box.y_row)
         pairs: Value = 0
         for i in range(flat, last):
             q = stack.enter_context(f.loop(0, counts[i]))
             read = f.add(read, f.mul(q, box.y_steps[i]))
             pairs = f.add(pairs, f.mul(q, prod(box.extents[i + 1 :]) // 2))
-        _pair_row(f, n, box, f.at(source, read, n.sum), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
+        _pair_row(f, n, box, f.at(source, read, n.storage), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
         if flat == last:
             used = f.div(f.add(counts[last], 1), 2)
             left = f.mul(f.sub(box.long_row // 2, used), 2 * box.y_pitch)
-            f.call(clear, f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
+            clear_all(f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
     return f
 
 
@@ -87,11 +129,11 @@ def _pair_row(f: Function, n: Elements, box: Box, source: str, to: str) -> None:
     def pair(e: Value, *, alone: bool) -> None:
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
-            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.sum)
+            first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)
             one = n.load(f, first, mask)
-            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.sum), mask)
+            two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.storage), mask)
             place = f.at(to, f.mul(f.add(f.mul(e, box.y_pitch), c), 2), n.sum)
-            f.store(interleave(f, n.vector, n.lanes, one, two), place, WIDE, 4)
+            n.put_pairs(f, one, two, place)
 
     with f.loop(0, f.div(count, 2)) as e:
         pair(e, alone=False)

@@ -12,13 +12,17 @@ from functools import cached_property
 from itertools import product
 from math import ceil, prod
 
+from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
 from ..pack.box import PackBox, Packer
 from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
+from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
+from ..target import LINE
+from .split import Split
 from .tiles import COLUMNS, FILE, STEP, Block
 
 
@@ -88,7 +92,7 @@ class Positions(Boxes):
     """How the inputs of a box lie, for y or x."""
 
     in_place: bool  # inputs are read where they lie
-    pitch: int  # elements between neighbouring positions
+    pitch: int  # elements between neighbouring positions; pieces of numbers are elements of their own
     steps: Ints  # elements of the input between neighbouring positions along each axis
     phases: tuple[Phase, ...]
     taps: tuple[tuple[int, int], ...]  # in phase order: (which of the taps, elements into the input)
@@ -114,7 +118,16 @@ class Code:
     """How tile instructions are written."""
 
     emulated: bool  # as calls of plain code that does the same
-    rounds_bf16: bool  # the machine has an instruction that rounds to bf16
+    rounds_bf16: bool  # the machine has an instruction that rounds to bf16, and results are rounded by it
+    splits_bf16: bool  # the machine has it, and pieces of numbers are made by it
+
+
+@dataclass(frozen=True)
+class Near:
+    """How many steps ahead the factors of products are prefetched into the first-level cache; 0: they are not."""
+
+    inputs: int  # of the factor in the rows
+    weights: int  # of the factor in the columns
 
 
 @dataclass(frozen=True)
@@ -133,7 +146,11 @@ class TileGather(Nest):
     parts: Parts
     code: Code
     staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
+    prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
+    near: Near
+    fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
+    split: Split  # how numbers are split into those that tiles multiply
 
     @cached_property
     def registers(self) -> Registers:
@@ -153,21 +170,55 @@ class TileGather(Nest):
     # What follows from several records.
 
     @property
+    def error(self) -> float:
+        """That of a result with all taps; a bias and what is added to are two more terms."""
+        taps = max(1, *(phase.count for phase in self.positions.phases))
+        return self.split.error(taps * self.layer.cin, taps * self.sums.channels // 2 // self.tiles.pairs + 2)
+
+    @property
+    def copies_unaligned(self) -> bool:
+        """Whether positions that are read where they lie are copied if they do not begin at lines of memory."""
+        *outer, last = self.positions.sizes
+        pitch = self.positions.steps[-1]
+        return self.positions.in_place and last > 1 == max(outer) and pitch > 0 == pitch * self.layer.size % LINE
+
+    @property
+    def copies_lines(self) -> bool:
+        """Whether inputs are packed by copies of whole lines."""
+        pack = self.pack
+        return pack is not None and pack.packer in (Packer.COPY_ROWS, Packer.COPY_PIXELS) and pack.pitch % STEP == 0
+
+    @property
+    def fetched_lines(self) -> int:
+        """Lines that a step prefetches, so that a tile with few taps has its portion."""
+        if self.prefetch is None:
+            return 0
+        taps = min((phase.count for phase in self.positions.phases if phase.count), default=1)
+        return ceil(self.prefetch.lines_per_call / (taps * self.prefetch.steps))
+
+    @property
     def weight_parts(self) -> int:
         """Parts in which the weights of one block of channels are packed."""
+        if not self.split.whole:
+            return ceil(self.weights.channels / self.weights.chunk)
         part = self.weights.part
         return 1 if part is None else ceil(self.sums.channels // 2 / part)
 
     @property
     def panel(self) -> int:
-        """Elements of the packed weights of one block of channels; a pair is one."""
-        return self.layer.taps * self.sums.channels // 2 * self.block
+        """Elements of the packed weights of one block of channels, with all pieces; a pair is one."""
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.block
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
         lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
-        return self.layer.taps * self.sums.channels // 2 * lanes
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * lanes
+
+    @property
+    def raw_weights(self) -> int:
+        """Elements of weights that a thread packs before it splits them."""
+        return self.layer.taps * self.weights.chunk * self.block
 
     @property
     def out_steps(self) -> Ints:
@@ -190,15 +241,15 @@ class TileGather(Nest):
 
     @property
     def places(self) -> int:
-        """Places of a long row, and of the tile at its end."""
-        return prod(self.positions.extents[self.positions.flat :]) + self.rows
+        """Places of a long row, of the tile at its end, and of another one that is prefetched."""
+        return prod(self.positions.extents[self.positions.flat :]) + 2 * self.rows
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         layer, positions = self.layer, self.positions
         blocks = layer.groups * self.tile.blocks
-        packed = 0
+        packed = positions.sizes[-1] * positions.steps[-1] // 2 if self.copies_unaligned else 0
         if not positions.in_place:
             # Tiles read beyond the last position, and whole vectors and squares of them are packed.
             beyond = self.rows + self.lanes + 1
@@ -209,7 +260,9 @@ class TileGather(Nest):
             per_thread("packed", packed),
             per_thread("staging", self.staged),
             per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
+            per_thread("lines", 0 if self.prefetch is None else self.prefetch.size * 8 // self.item),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
+            *((per_thread("raw_weights", self.raw_weights),) if not self.split.whole else ()),
         )
 
 
@@ -227,6 +280,12 @@ class Sides:
     y_channel: Ints
     w_channel: Ints  # strides of (group, channel of x, channel of y)
     accumulate: bool
+    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element of x and y."""
+        return DTYPES[self.dtype].size
 
 
 @dataclass(frozen=True)
@@ -293,7 +352,9 @@ class TileSums(Nest):
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
+    near: Near
     work: float
+    split: Split
 
     @cached_property
     def registers(self) -> Registers:
@@ -314,6 +375,20 @@ class TileSums(Nest):
     def steps(self) -> float:
         """Cycles in which tiles are multiplied, as steps of vectors, of which a machine does two in a cycle."""
         return 2 * self.work
+
+    @property
+    def error(self) -> float:
+        """That of a weight whose tap lies inside x for all positions."""
+        rows = self.box.number * prod(self.box.sizes[: self.box.flat])
+        positions = prod(a.out for a in self.box.axes)
+        return self.split.error(positions, rows * self.box.long_row // STEP + self.parts.slices)
+
+    @property
+    def aligns(self) -> bool:
+        """Whether rows of x are copied before tiles read them, since a tap or a long row begins inside of a line."""
+        box = self.box
+        starts = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat) if box.sizes[i] > 1]
+        return any(at % STEP for at in (*box.entries, *starts))
 
     @property
     def row_room(self) -> int:
@@ -338,20 +413,37 @@ class TileSums(Nest):
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
-        box, several = self.box, self.parts.slices > 1
+        box, several, pieces = self.box, self.parts.slices > 1, self.split.pieces
         beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
-        rows = up(max(self.row_room, self.parts.rows), STEP)
-        outer = prod(box.sizes[: box.flat])
+        raw_x = self._raw(box.x_pack, box.x_pitch)
+        if box.row_packed:
+            raw_x = 0 if self.split.whole else self.x_piece * self.sides.size // 4
         return (
             shared("sums", self.part_sums * self.tasks + beyond if several else 0),
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
-            per_thread("x", rows * box.x_pitch // 2),
-            per_thread("y", outer * box.y_row),
-            per_thread("x_raw", 0 if box.row_packed else self._raw(box.x_pack, box.x_pitch)),
+            per_thread("x", pieces * self.x_piece // 2),
+            per_thread("y", pieces * self.y_piece // 2),
+            per_thread("aligned", pieces * self.aligned_piece // 2 if self.aligns else 0),
+            per_thread("x_raw", raw_x),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
+    @property
+    def x_piece(self) -> int:
+        """Elements of one piece of the numbers of a box of x."""
+        return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
+
+    @property
+    def aligned_piece(self) -> int:
+        """The same of rows of x that are copied before tiles read them."""
+        return prod(self.box.sizes[: self.box.flat]) * self.box.long_row * self.rows
+
+    @property
+    def y_piece(self) -> int:
+        """The same of y."""
+        return 2 * prod(self.box.sizes[: self.box.flat]) * self.box.y_row
+
     def _raw(self, pack: PackBox | None, entries: int) -> int:
         """Elements for what is packed first, and what is written beyond it."""
-        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch // 2
+        return 0 if pack is None else (entries + self.lanes + 1) * pack.pitch * self.sides.size // 4

@@ -15,13 +15,17 @@ from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
+from ..ir.pieces import Pieces
+from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
-from .pair import end_rows, pair_y, transpose_x
+from .pair import align_rows, each_long_row, end_rows, pair_y, transpose_x
+from .pieces import split_rows, transpose_rows
 from .records import TileSums
-from .tiles import STEP, TileCode, add_products, each_sum, emulation
+from .tiles import STEP, TileCode, add_products, bring_near, each_sum, emulation
 
+COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
 
@@ -35,8 +39,10 @@ class _Functions:
     clear: Function
     pack_x: Function
     end_x: Function  # makes rows of what was packed, or ends rows that were packed as such
+    split_x: Function | None  # splits rows that were packed as such
     pack_y: Function | None  # None: positions are paired as they lie
     pair_y: Function
+    align: Function | None  # None: tiles read rows of x where they are
     tile: Function
     last_tile: Function | None
     finish: Function
@@ -62,16 +68,17 @@ def write(plan: TileSums) -> str:
 
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
-    sides, box, across = plan.sides, plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
+    box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
-    moved = replace(inputs, sum="i16")
-    wide = replace(moved, lanes=STEP)  # rows of x are copied by whole vectors
+    moved = replace(inputs, sum=inputs.storage)
+    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
-    emulated = emulation(m, sides.dtype, plan.code.emulated)
+    emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, wide if box.row_packed else moved, box.x_pack, clear),
-        end_rows(m, moved, box) if box.row_packed else transpose_x(m, box),
-        None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear), pair_y(m, moved, box, clear),
+        inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
+        *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
+        _pairs_of_y(m, plan, moved, clear), align_rows(m, plan),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
@@ -81,6 +88,29 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
             "weights": m.table("weights", plan.weights),
         },
     )  # fmt: skip
+
+
+def _rows_of_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function, Function | None]:
+    """The functions that make of packed x what tiles read."""
+    box, how = plan.box, plan.split
+    if not box.row_packed:
+        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.x_piece), box), None
+    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.x_piece), lanes=STEP), box)
+    return end_rows(m, moved, box), last
+
+
+def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> Function:
+    """The function that does so for y."""
+    if plan.split.whole:
+        return pair_y(m, moved, plan.box, clear)
+    pieces = _pieces(plan, plan.y_piece)
+    return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
+
+
+def _pieces(plan: TileSums, step: int) -> Pieces:
+    """How numbers are split, whose pieces then lie a step apart."""
+    sides, pieces = plan.sides, plan.split.pieces
+    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -108,7 +138,7 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         f"tile_{across}", ["p:x", "p:y", "p:sums", "i:fresh", *counts, "i:steps", *(["p:file"] if emulated else [])]
     )
     x, y, sums, fresh, *rest = f.args
-    code = TileCode(f, plan.sides.dtype, emulated, rest[-1])
+    code = TileCode(f, plan.split.dtype, emulated, rest[-1])
     row = plan.row_step * item
 
     def place(i: int, j: int) -> str:
@@ -120,22 +150,25 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     each_sum(block, across, lambda register, i, j: code.load(register, place(i, j), row))
     f.join(branch)
     with ExitStack() as stack:
-        entry: Value = 0
-        long_row: Value = 0
-        for i in range(box.flat):
-            q = stack.enter_context(f.loop(0, rest[i]))
-            entry = f.add(entry, f.mul(q, prod(a.pack.count for a in box.axes[i + 1 :])))
-            long_row = f.add(long_row, f.mul(q, prod(box.sizes[i + 1 : box.flat])))
-        left_row = f.at(x, entry, "i16")
+        entry, long_row = each_long_row(f, box, rest[: box.flat], stack)
+        left_row = f.at(x, f.mul(long_row, box.long_row * plan.rows) if plan.aligns else entry, "i16")
         right_row = f.at(y, f.mul(long_row, box.y_row), plan.sum)
         step = stack.enter_context(f.loop(0, rest[box.flat]))
-        left = f.at(left_row, f.mul(step, STEP), "i16")
+        left = f.at(left_row, f.mul(step, STEP * plan.rows if plan.aligns else STEP), "i16")
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
+        pitch, piece = (STEP, plan.aligned_piece) if plan.aligns else (box.x_pitch, plan.x_piece)
         add_products(
             code, block, across,
-            (lambda i: f.at(left, i * block.rows * box.x_pitch, "i16"), 2 * box.x_pitch),
-            (lambda j: f.at(right, j * plan.lanes, plan.sum), box.y_pitch * item),
+            (lambda i, n: f.at(left, i * block.rows * pitch + n * piece, "i16"), 2 * pitch),
+            (lambda j, n: f.at(right, j * plan.lanes + n * plan.y_piece // 2, plan.sum), box.y_pitch * item),
+            plan.split.products,
         )  # fmt: skip
+        if plan.near.weights:
+            further = f.at(right, plan.near.weights * STEP // 2 * box.y_pitch, plan.sum)
+            bring_near(f, further, STEP // 2, box.y_pitch * item, across)
+        if plan.near.inputs:
+            further = f.at(left, plan.near.inputs * STEP * (plan.rows if plan.aligns else 1), "i16")
+            bring_near(f, further, block.rows * block.down, 2 * pitch)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
 
@@ -158,7 +191,7 @@ class _Kernel:
         self.plan, self.functions, self.frame = plan, functions, frame
         self.f, self.at = frame.f, frame.at
         self.file = [self.at["registers"]] if functions.emulation else []
-        self.code = TileCode(self.f, plan.sides.dtype, functions.emulation, "".join(self.file))
+        self.code = TileCode(self.f, plan.split.dtype, functions.emulation, "".join(self.file))
 
     @property
     def pieces(self) -> int:
@@ -199,7 +232,7 @@ class _Kernel:
         """Rows of a box of x: packed as such, or packed and transposed."""
         f, box, functions = self.f, self.plan.box, self.functions
         storage, runs = functions.inputs.storage, len(box.runs)
-        to = self.at["x" if box.row_packed else "x_raw"]
+        to = self.at["x" if box.row_packed and functions.split_x is None else "x_raw"]
         pitch = 1 if box.row_packed else box.x_pack.pitch
         with f.loop(0, runs) as run:
             table = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
@@ -210,6 +243,8 @@ class _Kernel:
             f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
         if box.row_packed:
             f.call(functions.end_x, to, rows)
+            if functions.split_x is not None:
+                f.call(functions.split_x, to, self.at["x"], rows)
             return
         entries = runs * box.run_entries
         f.call(functions.clear, f.at(to, entries * pitch, storage), (box.x_pitch - entries) * pitch)
@@ -230,7 +265,8 @@ class _Kernel:
         """Where the first channels of a part are, in x and in y."""
         f, sides, storage = self.f, self.plan.sides, self.functions.inputs.storage
         places = []
-        for name, first, step in (("x", here.row, sides.x_channel), ("y", here.column, sides.y_channel)):
+        x, y = "yx" if sides.swapped else "xy"
+        for name, first, step in ((x, here.row, sides.x_channel), (y, here.column, sides.y_channel)):
             at = f.add(f.mul(here.group, step[0]), f.mul(first, step[1]))
             places.append(f.at(self.frame.tensors[name], at, storage))
         return places[0], places[1]
@@ -241,13 +277,19 @@ class _Kernel:
         flat, extents, blocks = box.flat, box.extents, ceil(plan.parts.columns / plan.block)
         row = f.add(1, *(f.mul(f.sub(counts[i], 1), prod(extents[i + 1 :])) for i in range(flat, len(counts))))
         steps = f.div(f.add(row, STEP - 1), STEP)
-        with (
-            f.loop(0, blocks) as column,
-            f.loop(0, plan.row_room, plan.rows) as r,
-            f.loop(0, len(plan.weights)) as tap,
-        ):
+        with ExitStack() as stack:
+            column: Value = 0 if plan.aligns else stack.enter_context(f.loop(0, blocks))
+            r = stack.enter_context(f.loop(0, plan.row_room, plan.rows))
+            tap = stack.enter_context(f.loop(0, len(plan.weights)))
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
             x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
+            if self.functions.align is not None:
+                to = self.at["aligned"]
+                for piece in range(plan.split.pieces):
+                    places = f.at(x, piece * plan.x_piece, "i16"), f.at(to, piece * plan.aligned_piece, "i16")
+                    f.call(self.functions.align, *places, *counts[:flat], steps)
+                x = to
+                column = stack.enter_context(f.loop(0, blocks))
             first = f.mul(column, plan.block)
             y = f.at(self.at["y"], first, plan.sum)
             to = f.at(sums, f.add(f.mul(tap, plan.tap_step), f.mul(r, plan.row_step), first), plan.sum)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
+from ...backend import Refusal
+from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..ir.vectors import sum_type
 from ..pack.box import PackBox, packer
 from ..pack.unpack import Staging, unpacker
+from ..plan.axes import Axis as Geometry
 from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
 from ..plan.bits import (
     MOST_SLICES,
@@ -23,55 +25,84 @@ from ..plan.bits import (
     TILE_UNIT,
     most_packed_stride,
 )
-from ..plan.records import Packed, pitch, up
+from ..plan.records import Packed, pitch, unserved, up
 from ..plan.tuning import RegisterTuning, converts_f16, tuning
 from ..target import Target
 from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
-from .records import Axis, Box, Sides, SumParts, TileSums
-from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block
+from .records import Axis, Box, Near, Sides, SumParts, TileSums
+from .split import Split, hindrance, multiplied, split
+from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
 
-def plan(p: Problem, target: Target, threads: int) -> TileSums | None:
+def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     """A plan for a weight gradient, if tile registers can compute it well."""
-    if p.wanted != "w" or not target.tiles.multiply(p.dtype) or sum_type(p.dtype) != "float":
+    if p.wanted != "w":
         return None
+    how = split(p, target)
+    if how is None:
+        return unserved(p, hindrance(p, target))
     if min(p.cx, p.cy) < TILE_CHANNELS:
-        return None
+        return unserved(p, f"tiles need {TILE_CHANNELS} channels of a group")
     shape, tuned = simplify(p), tuning(target).registers
+    plain = all(a.k == 1 and a.pad == 0 and (a.y - 1) * a.stride < a.x for a in shape.axes)
+    swapped = plain and packing(shape, swapped=True) < packing(shape, swapped=False)
+    if swapped:
+        shape = swap(shape)
     group, y_step, x_step = shape.w_channel
     sides = Sides(
-        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (p.cx, p.cy), shape.x_channel, shape.y_channel,
-        (group, x_step, y_step), p.accumulate,
+        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (shape.cx, shape.cy), shape.x_channel,
+        shape.y_channel, (group, x_step, y_step), p.accumulate, swapped,
     )  # fmt: skip
-    axes = cut_positions(p, shape, target)
+    axes = cut_positions(p, shape, how, target)
     weights = tap_offsets(shape.axes)
     parts = cut_parts(sides, axes, weights, threads)
     box = lay_out(sides, shape, axes, parts, target)
-    block = choose_tiles(parts, tuned)
-    plain = all(a.k == 1 and a.pad == 0 for a in shape.axes) and len(box.runs) == 1 == prod(box.sizes[: box.flat])
+    block = choose_tiles(parts, how, tuned)
+    plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
         tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
-        work(sides, box, parts, block, tuned), threads=threads,
+        Near(tuned.near_rows, tuned.near_columns), len(how.products) * work(sides, box, parts, block, tuned), how,
+        threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
+
+
+# Which of x and y is which.
+
+
+def packing(shape: Shape, *, swapped: bool) -> int:
+    """What it takes to pack a position, about: rows of x are transposed unless its pixels are contiguous, and pairs of
+    y are, if they are.
+    """
+    x, y = (shape.cx, shape.x_channel[1] == 1), (shape.cy, shape.y_channel[1] == 1)
+    (rows, rows_transposed), (pairs, pairs_contiguous) = (y, x) if swapped else (x, y)
+    return rows * (5 if rows_transposed else 1) + pairs * (1 if pairs_contiguous else 6)
+
+
+def swap(shape: Shape) -> Shape:
+    """A problem without a kernel in which x and y have changed places: each y is multiplied with one x."""
+    axes = tuple(Geometry(a.y, a.y, x_step=a.y_step, y_step=a.x_step * a.stride, w_step=a.w_step) for a in shape.axes)
+    group, y_step, x_step = shape.w_channel
+    return Shape(axes, shape.g, shape.cy, shape.cx, shape.y_channel, shape.x_channel, (group, x_step, y_step))
 
 
 # Boxes of positions.
 
 
-def cut_positions(p: Problem, shape: Shape, target: Target) -> tuple[Axis, ...]:
+def cut_positions(p: Problem, shape: Shape, how: Split, target: Target) -> tuple[Axis, ...]:
     """Boxes whose x and y have room in a cache, and enough of them for the slices of the sum."""
     sizes = [a.y for a in shape.axes]
     x, y = (min(channels, TILE_PART) for channels in (p.cx, p.cy))
     room = target.l2 * TILE_BOX[0] // TILE_BOX[1]
+    size = DTYPES[p.dtype].size + 2 * how.pieces  # before and after it is packed
     box = [1] * len(sizes)
 
     def fits(trial: list[int]) -> bool:
         axes = [axis(a, True, b) for a, b in zip(shape.axes, trial, strict=True)]
         entries = prod(len(a.runs) * a.pack.count for a in axes)
-        return prod(trial) <= TILE_PIXELS and 4 * (entries * x + prod(trial) * y) <= room
+        return prod(trial) <= TILE_PIXELS and size * (entries * x + prod(trial) * y) <= room
 
     for i in reversed(range(len(sizes))):
         box[i] = longest(sizes[i], lambda b, i=i: fits([*box[:i], b, *box[i + 1 :]]))  # type: ignore[misc]
@@ -169,13 +200,14 @@ def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
 # Registers.
 
 
-def choose_tiles(parts: SumParts, tuned: RegisterTuning) -> Block:
+def choose_tiles(parts: SumParts, how: Split, tuned: RegisterTuning) -> Block:
     """The tiles in registers that take the least time."""
 
     def cost(block: Block) -> float:
         blocks = ceil(parts.rows / block.height) * ceil(parts.columns / block.width)
-        multiplied = max(tuned.multiply * block.down * block.across, tuned.latency)
-        return blocks * max(multiplied, tuned.load * (2 * block.down + block.across))
+        multiplied = len(how.products) * max(tuned.multiply * block.down * block.across, tuned.latency)
+        rows, columns = loads(block, how.products)
+        return blocks * max(multiplied, tuned.load * (2 * rows + columns))
 
     return min((Block(ROWS, PAIRS, *shape) for shape in SHAPES), key=cost)
 
@@ -190,7 +222,7 @@ def work(sides: Sides, box: Box, parts: SumParts, block: Block, tuned: RegisterT
 def reasons(plan: TileSums) -> tuple[str, ...]:
     """Why the plan is as it is."""
     told = [
-        (True, f"tile registers multiply {plan.sides.dtype} (AMX)"),
+        (True, multiplied(plan.sides.dtype, plan.split)),
         (plan.code.emulated, "their instructions are emulated"),
         (plan.parts.slices > 1, f"sums over pixels in {plan.parts.slices} parts, added in order"),
     ]

@@ -7,11 +7,13 @@ are held, the others take turns in the registers that are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from ...spec.problem import Ints
 from ..ir.builder import Function, Module, Value
+from ..target import LINE
 from .emulation import FILE, Emulation
 
 REGISTERS = 8
@@ -111,33 +113,64 @@ class TileCode:
         self.f.do(f"call void @llvm.x86.{name}({text})")
 
 
-Place = Callable[[int], str]
-"""The address of a tile: below the first one or beside it, by its number."""
+Place = Callable[[int, int], str]
+"""The address of a tile: below the first one or beside it, by its number, and by the number of the piece."""
+
+
+Products = tuple[tuple[int, int], ...]
+"""The pieces that are multiplied, of a number on the left and of one on the right, in order."""
 
 
 def add_products(
-    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value]
-) -> None:
+    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value],
+    products: Products = ((0, 0),),
+) -> None:  # fmt: skip
     """Add the products of one step to the sums of a block, of so many tiles side by side. Of each side: where a tile
     is, and bytes between its rows.
     """
-    (left_at, left_step), (right_at, right_step) = left, right
-    if block.across <= block.down:
-        for j, register in enumerate(block.right[:across]):
-            code.load(register, right_at(j), right_step)
-        for i in range(block.down):
-            register = block.left[i % len(block.left)]
-            code.load(register, left_at(i), left_step)
-            for j in range(across):
-                code.multiply(i * block.across + j, register, block.right[j])
-        return
-    for i, register in enumerate(block.left):
-        code.load(register, left_at(i), left_step)
-    for j in range(across):
-        register = block.right[j % len(block.right)]
-        code.load(register, right_at(j), right_step)
-        for i in range(block.down):
-            code.multiply(i * block.across + j, block.left[i], register)
+    for sums, (i, left_piece), (j, right_piece), loads in each_product(block, across, products):
+        registers = block.left[i % len(block.left)], block.right[j % len(block.right)]
+        if loads[0]:
+            code.load(registers[0], left[0](i, left_piece), left[1])
+        if loads[1]:
+            code.load(registers[1], right[0](j, right_piece), right[1])
+        code.multiply(sums, *registers)
+
+
+Factor = tuple[int, int]
+"""A tile on one side, and the piece of its numbers."""
+
+
+def each_product(
+    block: Block, across: int, products: Products
+) -> Iterator[tuple[int, Factor, Factor, tuple[bool, bool]]]:
+    """The products of one step: the tile of sums, both factors, and which of these are not in their registers yet.
+
+    Loads are not gathered at the beginning: products are taken as soon as their factors are there.
+    """
+    held: list[dict[int, Factor]] = [{}, {}]
+    for pieces in products:
+        by_rows = list(product(range(block.down), range(across)))
+        for i, j in by_rows if block.across <= block.down else sorted(by_rows, key=lambda place: place[::-1]):
+            factors = (i, pieces[0]), (j, pieces[1])
+            registers = i % len(block.left), j % len(block.right)
+            new = [kept.get(r) != factor for kept, r, factor in zip(held, registers, factors, strict=True)]
+            for kept, r, factor in zip(held, registers, factors, strict=True):
+                kept[r] = factor
+            yield i * block.across + j, *factors, (new[0], new[1])
+
+
+def loads(block: Block, products: Products) -> tuple[int, int]:
+    """Tiles of each side that a step loads."""
+    found = [new for *_, new in each_product(block, block.across, products)]
+    return sum(new[0] for new in found), sum(new[1] for new in found)
+
+
+def bring_near(f: Function, first: str, rows: int, step: int, lines: int = 1) -> None:
+    """Prefetch rows of factors into the first-level cache: so many lines of each, the rows so many bytes apart."""
+    for row in range(rows):
+        for line in range(lines):
+            f.prefetch(f.at(first, row * step + line * LINE, "i8"), near=True)
 
 
 def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
@@ -152,4 +185,7 @@ def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
     return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
 
 
-__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]
+__all__ = [
+    "COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "bring_near", "each_sum",
+    "emulation",
+]  # fmt: skip

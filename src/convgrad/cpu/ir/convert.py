@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .builder import Function, Value, float_text, vector
-from .shuffle import shuffle
+from .shuffle import interleave, shuffle
 from .vectors import mangled, same, size_of, splat, splat_constant
 
 _STORAGE = {"f32": "float", "bf16": "i16", "f16": "i16", "f64": "double"}
@@ -136,6 +136,18 @@ class Elements:
             return raw
         lone = f.op(f"insertelement <1 x {self.storage}> poison, {self.storage} {raw}, i32 0")
         return f.op(f"extractelement <1 x {self.sum}> {self.widen(f, lone, 1)}, i32 0")
+
+    def put(self, f: Function, value: str, place: str) -> None:
+        """Store a vector of accumulators in a buffer of ours."""
+        f.store(value, place, self.vector, size_of(self.sum))
+
+    def put_pairs(self, f: Function, one: str, two: str, place: str) -> None:
+        """Store two vectors of accumulators there, in pairs."""
+        f.store(interleave(f, self.vector, self.lanes, one, two), place, vector(2 * self.lanes, self.sum), 4)
+
+    def put_one(self, f: Function, value: str, place: str) -> None:
+        """Store one accumulator there."""
+        f.store(value, place, self.sum, size_of(self.sum))
 
     def store_one(self, f: Function, value: str, pointer: str) -> None:
         """Round one element and write it."""

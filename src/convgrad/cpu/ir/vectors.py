@@ -6,7 +6,7 @@ from ...dtypes import DTYPES
 from ..target import LINE
 from .builder import Function, Value, vector
 
-_SIZES = {"float": 4, "double": 8, "i16": 2}
+_SIZES = {"float": 4, "double": 8, "i16": 2, "bfloat": 2}
 
 
 def sum_type(dtype: str) -> str:

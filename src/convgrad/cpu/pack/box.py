@@ -56,6 +56,7 @@ class PackBox:
     pair: tuple[int, int] = (1, 1)  # pixels between those of a pair, and between the first of a pair and of the next
     image_step: int | None = None  # elements from a pixel to that of the other image, if these are paired
     first: int | None = None  # where the last axis starts, if row-packed and always the same
+    pieces: int = 1  # of each number, which lie a pitch apart: see ir/pieces.py
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -65,7 +66,9 @@ class PackBox:
     @property
     def entry_pitch(self) -> int:
         """Elements between the entries of the packed box."""
-        return self.pitch * (2 if self.pairing in (Pairing.CHANNELS, Pairing.PIXELS) else len(self.members))
+        if self.pairing in (Pairing.CHANNELS, Pairing.PIXELS):
+            return 2 * self.pitch
+        return self.pitch * len(self.members) * self.pieces
 
     @property
     def row_elements(self) -> int:
@@ -82,7 +85,7 @@ class PackBox:
     def flat(self) -> bool:
         """Whether pixels follow each other without a gap, in the tensor as in the packed box."""
         last = self.axes[-1]
-        return self.pitch == self.channels == last.stride and last.step == len(self.members) == 1
+        return self.pitch == self.channels == last.stride and last.step == len(self.members) == self.pieces == 1
 
 
 def packer(box: PackBox, lanes: int, *, row_packed: bool = False, interleave: bool = False) -> Packer:
@@ -100,7 +103,7 @@ def packer(box: PackBox, lanes: int, *, row_packed: bool = False, interleave: bo
     if box.channel_step == 1:
         if box.flat:
             return Packer.COPY_ROWS
-        follow = box.channels == last.stride == box.pitch - 1 and last.step == 1
+        follow = box.channels == last.stride == box.pitch - 1 and last.step == box.pieces == 1
         return Packer.COPY_ZERO if box.zero_rest and follow and lanes % box.pitch == 0 else Packer.COPY_PIXELS
     contiguous = last.stride == 1 and last.step <= MOST_STEP
     if interleave and box.channels is not None and contiguous:

@@ -153,7 +153,7 @@ def _copy(f: Function, n: Elements, source: str, to: str, count: Value) -> None:
     """Copy contiguous elements."""
 
     def move(c: Value, mask: str | None) -> None:
-        f.store(n.load(f, f.at(source, c, n.storage), mask), f.at(to, c, n.sum), n.vector, size_of(n.sum))
+        n.put(f, n.load(f, f.at(source, c, n.storage), mask), f.at(to, c, n.sum))
 
     each_vector(f, n, count, UNROLL, move)
 
@@ -191,7 +191,7 @@ def _elements(f: Function, n: Elements, box: PackBox, low: Value, high: Value) -
         with f.loop(0, channels) as c:
             for t, shift in enumerate(members):
                 value = n.load_one(f, f.at(source, f.add(f.mul(c, box.channel_step), shift), n.storage))
-                f.store(value, f.at(pixel, f.add(f.mul(c, len(members)), t), n.sum), n.sum, size_of(n.sum))
+                n.put_one(f, value, f.at(pixel, f.add(f.mul(c, len(members)), t), n.sum))
 
 
 ROW_PACKERS = {

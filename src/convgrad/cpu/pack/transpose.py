@@ -101,7 +101,10 @@ class _Square(NamedTuple):
         for i, row in enumerate(transpose_pieces(f, rows, unit)):
             value = row if members > 1 else n.widen(f, row, n.lanes)
             place = f.at(f.args[1], f.mul(f.add(entry, i), box.entry_pitch // members), element)
-            f.store(value, place, vector(n.lanes, element), size_of(element))
+            if members > 1:
+                f.store(value, place, vector(n.lanes, element), size_of(element))
+            else:
+                n.put(f, value, place)
 
 
 def square_of_images(m: Module, n: Elements, box: PackBox) -> Function:

@@ -13,8 +13,8 @@ from .tuning import tuning
 
 
 def estimate(plan: Made, problem: Problem, target: Target) -> Estimate:
-    """The time of a call whose kernel is there, its workspace, and its error: that of direct sums."""
+    """The time of a call whose kernel is there, its workspace, and its error."""
     speed = tuning(target).speed
     computing = plan.thread_steps * (speed.loading if plan.loads_each else 1) / speed.steps
     moving = problem.bytes / (speed.memory if problem.bytes > target.l3 else speed.cache)
-    return Estimate(speed.begin + max(computing, moving), plan.workspace)
+    return Estimate(speed.begin + max(computing, moving), plan.workspace, plan.error)

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import ClassVar, NamedTuple
 
 from ...backend import Estimate, Refusal
-from ...spec.problem import Ints
+from ...spec.problem import Ints, Problem
 from ..ir.vectors import size_of
 from .bits import LEAST_ODD_PITCH
 from .workspace import Buffer, elements
@@ -183,6 +183,11 @@ class Nest:
         return self.steps / self.threads
 
     @property
+    def error(self) -> float:
+        """The largest error of a result, if the bound for direct sums is 1."""
+        return 1.0
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         raise NotImplementedError
@@ -220,6 +225,11 @@ Plan = Made | Refusal
 def refuse(reason: str, instead: str = "") -> Refusal:
     """Why a problem is left to the reference, and what would have kernels take it."""
     return Refusal("cpu", reason, instead)
+
+
+def unserved(p: Problem, reason: str) -> Refusal | None:
+    """What a planner answers that does not serve a problem: a reason, if it was asked for by name."""
+    return None if p.algorithm == "direct" else refuse(reason, "algorithm='direct'")
 
 
 def pitch(channels: int, lanes: int) -> int:

@@ -22,8 +22,8 @@ from .records import Made, Plan, refuse, up
 class Algorithm(NamedTuple):
     """One way to compute: a folder of convgrad.cpu, with a planner and a writer.
 
-    `plan(problem, target, threads)` in the first module makes a plan, or None for problems that it does not serve;
-    `write(plan)` in the second one writes its IR.
+    `plan(problem, target, threads)` in the first module makes a plan, or None for problems that it does not serve, or a
+    refusal if it knows that no algorithm of that name does; `write(plan)` in the second one writes its IR.
     """
 
     name: str  # the `algorithm` that a caller asks for: `Problem.algorithm`
@@ -37,6 +37,10 @@ ALGORITHMS = (
     Algorithm("direct", "depthwise channels", "depthwise.channels_plan", "depthwise.channels_kernel"),
     Algorithm("direct", "tiles", "amx.gather_plan", "amx.gather_kernel"),
     Algorithm("direct", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
+    Algorithm("bf16x6", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("bf16x6", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
+    Algorithm("bf16x3", "tiles", "amx.gather_plan", "amx.gather_kernel"),
+    Algorithm("bf16x3", "tile sums", "amx.sums_plan", "amx.sums_kernel"),
     Algorithm("direct", "wgrad", "wgrad.plan", "wgrad.kernel"),
     Algorithm("direct", "gather", "gather.plan", "gather.kernel"),
 )
@@ -67,7 +71,7 @@ def make_plan(problem: Problem, target: Target, threads: int) -> Plan:
     if team > TEAM and not isinstance(plan, Refusal) and workspace.exceeds(plan, bound):
         # Whether a problem is left to the reference must not depend on the number of threads.
         plan = _cut(problem, target, TEAM)
-    if target.tiles.refused and problem.dtype in target.tiles.dtypes and not isinstance(plan, Refusal):
+    if target.tiles.refused and not isinstance(plan, Refusal) and _module("amx.split").wanted(problem, target):
         plan = replace(plan, why=(*plan.why, f"without tile registers: {target.tiles.refused}"))
     if not isinstance(plan, Refusal):
         plan = _within(plan, bound, threads)

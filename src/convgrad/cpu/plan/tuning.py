@@ -169,9 +169,13 @@ class RegisterTuning:
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
-    panels: float = (
-        0.5  # part of the second-level cache that the weights of blocks take which are computed side by side
-    )
+    panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side
+    fetches_input: bool = True  # of the next box, while one is computed
+    fetches_results: bool = True  # the memory of a tile's results, while the one before is written
+    near_inputs: int = 0  # y and x: steps ahead that inputs are prefetched into the first-level cache; 0: they are not
+    near_weights: int = 0  # the same of weights
+    near_rows: int = 0  # w: the same of what is in the rows,
+    near_columns: int = 0  # and of what is in the columns
 
 
 @dataclass(frozen=True)

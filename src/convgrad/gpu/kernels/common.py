@@ -98,6 +98,36 @@ def walk(
 
 
 @triton.jit
+def tap_at(number, taps0, taps1, taps2):
+    """The run of taps that a running number is in, and the tap as a position.
+
+    A phase without taps runs no loop, but a loop's first loads may be computed ahead of it: if they divided by zero,
+    which is undefined, the compiler would take it that every phase has taps.
+    """
+    taps0, taps1, taps2 = tl.maximum(taps0, 1), tl.maximum(taps1, 1), tl.maximum(taps2, 1)
+    outer = number // taps2
+    j2 = number - outer * taps2
+    run = outer // taps1
+    j1 = outer - run * taps1
+    number = run // taps0
+    return number, (run - number * taps0).to(tl.int32), j1.to(tl.int32), j2.to(tl.int32)
+
+
+@triton.jit
+def next_tap(run, j0, j1, j2, taps0, taps1, taps2):
+    """What follows in the order of `tap_at`, without a division."""
+    j2 += 1
+    over = j2 >= taps2
+    j2 = tl.where(over, 0, j2)
+    j1 = tl.where(over, j1 + 1, j1)
+    over = j1 >= taps1
+    j1 = tl.where(over, 0, j1)
+    j0 = tl.where(over, j0 + 1, j0)
+    over = j0 >= taps0
+    return tl.where(over, run + 1, run), tl.where(over, 0, j0), j1, j2
+
+
+@triton.jit
 def finished(acc, out, bias, ACCUMULATE: tl.constexpr, BIAS: tl.constexpr, has):
     """Sums with the bias and what the result held before; both are pointers of the sums' shape."""
     if BIAS:

@@ -17,6 +17,8 @@ def finish(
     elements,
     parts,
     COUNT: tl.constexpr,
+    BESIDE: tl.constexpr,  # parts side by side in the lanes, where there are many of few results
+    TOGETHER: tl.constexpr,  # such rows of parts whose loads do not wait for each other
     DOUBLE: tl.constexpr,
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
@@ -25,9 +27,12 @@ def finish(
     """A run of results. Without any parts, they are the bias, and what was there."""
     e = span(program(WIDE) * COUNT, COUNT, WIDE)
     has = e < elements
-    acc = tl.zeros([COUNT], tl.float64 if DOUBLE else tl.float32)
-    for part in tl.range(0, parts):
-        acc += tl.load(workspace + part * elements + e, mask=has, other=0.0)
+    sums = tl.zeros([BESIDE, COUNT], tl.float64 if DOUBLE else tl.float32)
+    for first in tl.range(0, parts, BESIDE * TOGETHER):
+        for more in tl.static_range(TOGETHER):
+            part = span(first + more * BESIDE, BESIDE, WIDE)[:, None]
+            sums += tl.load(workspace + part * elements + e[None, :], mask=(part < parts) & has[None, :], other=0.0)
+    acc = tl.sum(sums, 0)
     to = out
     to_bias = bias
     q = e

@@ -8,7 +8,7 @@ MOVE is 1.
 import triton
 import triton.language as tl
 
-from .common import divided, finished, program, span, spatial, stride, unfold, walk, within
+from .common import divided, finished, next_tap, program, span, spatial, stride, tap_at, unfold, walk, within
 
 
 @triton.jit
@@ -88,37 +88,46 @@ def gather(
     from_w = w + g * w_strides[0] + spatial(k0, k1, k2, w_strides, W_UNIT) + c * stride(w_strides, 2, W_UNIT)
     taps = taps0 * taps1 * taps2
     blocks = tl.cdiv(taps * summed, DEPTH) if FLAT else taps * tl.cdiv(summed, DEPTH)
+    SINGLE: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2] == 1
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
-    for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
+    run, j0, j1, j2 = tap_at(first, taps0, taps1, taps2)
+    last = tl.minimum(first + tl.cdiv(blocks, parts), blocks)
+    if STEP[0] * STEP[1] * STEP[2] == 1:  # a phase may have no taps
+        tl.assume(first < last)
+    for block in tl.range(first, last):
         if FLAT:
             r = span(block * DEPTH, DEPTH, WIDE)
             depth = r < taps * summed
             tap = divided(r, summed, summed_factor, summed_shift, WIDE)
             r = r - tap * summed
-        else:
-            r = span(block // taps * DEPTH, DEPTH, WIDE)
+            _, q0, q1, q2 = tap_at(tap, taps0, taps1, taps2)
+        elif SINGLE:
+            q0, q1, q2 = 0, 0, 0
+            r = span(block * DEPTH, DEPTH, WIDE)
             depth = r < summed
-            tap = block % taps
-        j2 = tap % taps2
-        j1 = tap // taps2 % taps1
-        j0 = tap // taps2 // taps1
-        a_offset = spatial(j0 * TAP_MOVE[0], j1 * TAP_MOVE[1], j2 * TAP_MOVE[2], a_strides, A_UNIT)
-        w_offset = spatial(j0 * TAP_STEP[0], j1 * TAP_STEP[1], j2 * TAP_STEP[2], w_strides, W_UNIT)
+        else:
+            q0, q1, q2 = j0, j1, j2
+            r = span(run * DEPTH, DEPTH, WIDE)
+            depth = r < summed
+        a_offset = spatial(q0 * TAP_MOVE[0], q1 * TAP_MOVE[1], q2 * TAP_MOVE[2], a_strides, A_UNIT)
+        w_offset = spatial(q0 * TAP_STEP[0], q1 * TAP_STEP[1], q2 * TAP_STEP[2], w_strides, W_UNIT)
         a_offset = a_offset + r * stride(a_strides, 2, A_UNIT)
         w_offset = w_offset + r * stride(w_strides, 1, W_UNIT)
         if FLAT:
-            p0 = b0[:, None] + (j0 * TAP_MOVE[0])[None, :]
-            p1 = b1[:, None] + (j1 * TAP_MOVE[1])[None, :]
-            p2 = b2[:, None] + (j2 * TAP_MOVE[2])[None, :]
+            p0 = b0[:, None] + (q0 * TAP_MOVE[0])[None, :]
+            p1 = b1[:, None] + (q1 * TAP_MOVE[1])[None, :]
+            p2 = b2[:, None] + (q2 * TAP_MOVE[2])[None, :]
             meets = row[:, None] & within(p0, p1, p2, a_sizes) & depth[None, :]
         else:
-            there = row & within(b0 + j0 * TAP_MOVE[0], b1 + j1 * TAP_MOVE[1], b2 + j2 * TAP_MOVE[2], a_sizes)
+            there = row & within(b0 + q0 * TAP_MOVE[0], b1 + q1 * TAP_MOVE[1], b2 + q2 * TAP_MOVE[2], a_sizes)
             meets = there[:, None] if EVEN else there[:, None] & depth[None, :]
         reads = column[None, :] if EVEN else column[None, :] & depth[:, None]
         left = tl.load(from_a[:, None] + a_offset[None, :], mask=meets, other=0.0)
         right = tl.load(from_w[None, :] + w_offset[:, None], mask=reads, other=0.0)
         acc = tl.dot(left, right, acc, input_precision=PRECISION, out_dtype=acc.dtype)
+        if not (FLAT or SINGLE):
+            run, j0, j1, j2 = next_tap(run, j0, j1, j2, taps0, taps1, taps2)
     has = row[:, None] & column[None, :]
     rows = n * stride(out_strides, 0, OUT_UNIT) + spatial(i0, i1, i2, out_strides, OUT_UNIT)
     out += part * part_stride + g * out_strides[1]

@@ -6,7 +6,7 @@ Channels of all groups lie side by side in the lanes. The phases and taps are th
 import triton
 import triton.language as tl
 
-from .common import finished, program, span, spatial, stride, unfold, walk, within
+from .common import finished, next_tap, program, span, spatial, stride, tap_at, unfold, walk, within
 
 
 @triton.jit
@@ -86,12 +86,8 @@ def lanes(
     count = taps * summed
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(count, parts)
-    for product in tl.range(first, tl.minimum(first + tl.cdiv(count, parts), count)):
-        r = product // taps
-        tap = product % taps
-        j2 = tap % taps2
-        j1 = tap // taps2 % taps1
-        j0 = tap // taps2 // taps1
+    r, j0, j1, j2 = tap_at(first, taps0, taps1, taps2)
+    for _ in tl.range(first, tl.minimum(first + tl.cdiv(count, parts), count)):
         a_offset = spatial(j0 * TAP_MOVE[0], j1 * TAP_MOVE[1], j2 * TAP_MOVE[2], a_strides, A_UNIT)
         w_offset = spatial(j0 * TAP_STEP[0], j1 * TAP_STEP[1], j2 * TAP_STEP[2], w_strides, W_UNIT)
         there = row & within(b0 + j0 * TAP_MOVE[0], b1 + j1 * TAP_MOVE[1], b2 + j2 * TAP_MOVE[2], a_sizes)
@@ -99,6 +95,7 @@ def lanes(
         left = tl.load(from_a + (a_offset + r * stride(a_strides, 2, A_UNIT)), mask=meets, other=0.0)
         right = tl.load(from_w + (w_offset + r * stride(w_strides, 1, W_UNIT)), mask=column, other=0.0)
         acc += left.to(acc.dtype) * right.to(acc.dtype)[None, :]
+        r, j0, j1, j2 = next_tap(r, j0, j1, j2, taps0, taps1, taps2)
     has = row[:, None] & column[None, :]
     rows = n * stride(out_strides, 0, OUT_UNIT) + spatial(i0, i1, i2, out_strides, OUT_UNIT)
     columns = g * stride(out_strides, 1, OUT_UNIT) + c * stride(out_strides, 2, OUT_UNIT)

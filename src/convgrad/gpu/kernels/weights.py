@@ -34,6 +34,9 @@ def weights(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     FLAT: tl.constexpr,
+    X_EVEN: tl.constexpr,  # a pixel of x is as far from the next one as any other
+    Y_EVEN: tl.constexpr,
+    INSIDE: tl.constexpr,  # no tap meets padding
     PRECISION: tl.constexpr,
     DOUBLE: tl.constexpr,
     WIDE: tl.constexpr,
@@ -72,8 +75,12 @@ def weights(
     blocks = tl.cdiv(pixels, DEPTH)
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
-    for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
-        n, o0, o1, o2 = unfold(span(block * DEPTH, DEPTH, WIDE), y_sizes, y_factors, WIDE)
+    last = tl.minimum(first + tl.cdiv(blocks, parts), blocks)
+    tl.assume(first < last)  # around a loop that may not run, products on tensor cores wait for each other
+    for block in tl.range(first, last):
+        p = span(block * DEPTH, DEPTH, WIDE)
+        n, o0, o1, o2 = unfold(p, y_sizes, y_factors, WIDE)
+        there = p < pixels if INSIDE else n < images
         i0 = o0 * STRIDE[0]
         i1 = o1 * STRIDE[1]
         i2 = o2 * STRIDE[2]
@@ -81,14 +88,20 @@ def weights(
             p0 = i0[:, None] + b0[None, :]
             p1 = i1[:, None] + b1[None, :]
             p2 = i2[:, None] + b2[None, :]
-            there = n < images
             meets = there[:, None] & within(p0, p1, p2, x_sizes) & column[None, :]
         else:
-            # What meets padding is not read from y either: its infinities have no product.
-            there = (n < images) & within(i0 + b0, i1 + b1, i2 + b2, x_sizes)
+            if not INSIDE:
+                # What meets padding is not read from y either: its infinities have no product.
+                there = there & within(i0 + b0, i1 + b1, i2 + b2, x_sizes)
             meets = there[:, None] & column[None, :]
-        x_offset = n * stride(x_strides, 0, X_UNIT) + spatial(i0, i1, i2, x_strides, X_UNIT)
-        y_offset = n * stride(y_strides, 0, Y_UNIT) + spatial(o0, o1, o2, y_strides, Y_UNIT)
+        if X_EVEN:
+            x_offset = p * stride(x_strides, 5, X_UNIT)
+        else:
+            x_offset = n * stride(x_strides, 0, X_UNIT) + spatial(i0, i1, i2, x_strides, X_UNIT)
+        if Y_EVEN:
+            y_offset = p * stride(y_strides, 5, Y_UNIT)
+        else:
+            y_offset = n * stride(y_strides, 0, Y_UNIT) + spatial(o0, o1, o2, y_strides, Y_UNIT)
         left = tl.load(from_y[:, None] + y_offset[None, :], mask=row[:, None] & there[None, :], other=0.0)
         right = tl.load(from_x[None, :] + x_offset[:, None], mask=meets, other=0.0)
         acc = tl.dot(left, right, acc, input_precision=PRECISION, out_dtype=acc.dtype)

@@ -1,19 +1,19 @@
-"""The plan of a problem: of the kernels and tiles that serve it, those that the model expects to be quickest."""
+"""The portable level: of the kernels and tiles that serve a problem, those that the model expects to be quickest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
 from .axes import LAST, is_wide, strides, three, unit, walk
-from .cost import Work, fastest_precision, finish_seconds, rate, seconds
-from .launches import Candidate, channels, finish, sums
-from .records import Plan
-from .tiles import lane_tiles, tiles
+from .cost import Work, beside, fastest_precision, finish_seconds, rate, seconds
+from .launches import Candidate, channels, finish, is_inside, sums
+from .records import PARTS, Plan
+from .tiles import Tile, lane_tiles, tiles
 
 MOST_WORKSPACE = 256 << 20
 """Bytes of parts of sums, at most; fewer where the tensors are small."""
@@ -22,12 +22,22 @@ MOST_PARTS = 128
 MOST_PROGRAMS = 2**31 - 1  # of a launch
 
 
-def make(p: Problem, target: Target, asked: str = "default") -> Plan | str:
+KERNELS = {
+    "gather": "matrix products over taps and channels",
+    "lanes": "products one by one, channels of all groups side by side",
+    "weights": "matrix products over pixels, for each tap",
+    "lanes_weights": "products one by one over pixels, for each tap, channels of all groups side by side",
+}
+"""What the kernels do."""
+
+
+def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none. `asked` says how products of f32 are taken."""
     if not p.size(p.wanted):
-        return Plan("", (), "", (), 0, 0, 0.0, ("the result has no elements",))
+        return Plan("", "nothing to write: the result is empty", (), (), 0.0, ("the result has no elements",))
     if not p.flops:
-        return Plan("finish", (finish(p, 0),), "", (), 0, 0, 5e-6, ("no product reaches the result",))
+        does = "no sums: the result without a product"
+        return Plan("finish", does, (finish(p, 0),), (), 5e-6, ("no product reaches the result",))
     found = candidates(p, target, asked)
     if not found:
         return "it takes more programs than a launch may have"
@@ -46,9 +56,10 @@ def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", 
     precision = precision_of(p, target, asked)
     split = best.parts > 1
     launches = (sums(p, best, precision), *((finish(p, best.parts),) if split else ()))
-    workspace = best.parts * p.size(p.wanted) * _item(p) if split else 0
+    areas = ((PARTS, best.parts * p.size(p.wanted) * _item(p)),) if split else ()
     told = precision if best.kernel in ("gather", "weights") and p.dtype == "f32" else ""
-    return Plan(best.kernel, launches, told, best.tile, best.parts, workspace, best.seconds, why)
+    does = KERNELS[best.kernel]
+    return Plan(best.kernel, does, launches, areas, best.seconds, why, told, best.tile, best.parts)
 
 
 def precision_of(p: Problem, target: Target, asked: str) -> str:
@@ -79,38 +90,33 @@ def _reasons(p: Problem, target: Target, best: Candidate, found: Iterable[Candid
         lines.append(reason if split else "the plain units are faster than split products here")
     if is_wide(p):
         lines.append("offsets take 64 bits")
-    lines.append("the portable level; no kernel for one kind of GPU is chosen yet")
     return tuple(lines)
 
 
 def _part_counts(p: Problem, programs: int, blocks: int, target: Target) -> list[int]:
-    """In how many parts a sum may be taken: 1, and powers of two while there is work and memory."""
+    """In how many parts, of which none is empty, a sum may be taken: 1, and about powers of two while there is work."""
     counts = [1]
     most = min(MOST_WORKSPACE, max(p.bytes, 16 << 20)) // (p.size(p.wanted) * _item(p))
     parts = 2
     while parts <= min(most, MOST_PARTS, blocks // 2) and programs * parts <= 8 * target.multiprocessors:
-        counts.append(parts)
+        counts.append(ceil(blocks / ceil(blocks / parts)))
         parts *= 2
     return counts
 
 
 def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
     """Matrix products, each tap by itself or taps and channels as one axis."""
-    item, found = DTYPES[p.dtype].size, []
+    found = []
     flop_rate = rate(target, p.dtype, precision)
     kernel = "weights" if p.wanted == "w" else "gather"
     for flat in (False, True):
-        length = _length(p, flat)
-        for tile in tiles(target, p.dtype, precision, length.depth, flat):
+        length, access = _length(p, flat), _accesses(p, flat)
+        for tile in tiles(target, p.dtype, precision, length.depth, flat, is_wide(p)):
             across = ceil(length.columns / tile.columns) * ceil(length.rows / tile.rows) * length.times
             blocks = ceil(length.depth / tile.depth) * length.repeats
-            elements = (tile.rows + tile.columns) * tile.depth
-            gathered = (tile.columns if kernel == "weights" else tile.rows) * tile.depth
-            loads = elements * item * (1.5 if flat else 1.0)
-            steps = 3.0 * elements + (14.0 * gathered if flat else 0.0) + 40.0 * tile.depth * (kernel == "weights")
-            flops = 2 * tile.rows * tile.columns * tile.depth
-            for parts in _part_counts(p, across, blocks, target):
-                work = Work(across * parts, ceil(blocks / parts), flops, loads, steps, p.bytes)
+            one = _work(p, tile, access, target)
+            for parts in _part_counts(p, across, ceil(blocks), target):
+                work = one._replace(programs=across * parts, blocks=blocks / parts)
                 time = seconds(target, work, flop_rate)
                 if parts > 1:
                     time += finish_seconds(target, p.size(p.wanted), parts, p.dtype)
@@ -119,13 +125,67 @@ def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
     return found
 
 
+class _Access(NamedTuple):
+    """How an operand of a matrix product is read, or its result written."""
+
+    together: int  # elements of an instruction of one thread
+    fetched: int  # bytes that come from the caches for an element
+    instructions: float  # of one thread, for so many elements
+
+
+def _accesses(p: Problem, flat: bool) -> tuple[_Access, _Access, _Access]:
+    """Those of the rows' operand, of the columns' operand, and of the result."""
+    if p.wanted == "w":
+        even = 15.0 if is_inside(p) else 40.0
+        rows, columns = _access(p, "y", 2, even), _access(p, "x", 2, even)
+        if flat:  # each element has a pixel of its own
+            columns = _Access(1, 32, 30.0)
+        return rows, columns, _Access(4, 4, 3.0)
+    given = "x" if p.wanted == "y" else "y"
+    rows, columns = _access(p, given, 2, 16.0), _access(p, "w", 1 if p.wanted == "x" else 2, 4.0)
+    if columns.together == 1:
+        columns = max(columns, _access(p, "w", 2 if p.wanted == "x" else 1, 4.0))
+    if flat:
+        rows = _Access(1, min(rows.fetched, 32), 35.0)
+    return rows, columns, _access(p, p.wanted, 2, 4.0)
+
+
+def _access(p: Problem, role: str, axis: int, instructions: float) -> _Access:
+    """How elements along an axis of channels are read: together, where they are neighbours."""
+    of, item = strides(p, role), DTYPES[p.dtype_of(role)].size
+    if of[axis] == 1:
+        most = 16 // item
+        counts = [stride for stride in of if stride != 1] + [p.shape(role)[axis]]
+        together = gcd(most, *counts)
+        return _Access(together, item, instructions)
+    # Neighbours in space are read by neighbouring threads, but those of weights are taps, of which one is wanted.
+    fetched = item if unit(of) == LAST and role != "w" else 32
+    return _Access(1, fetched, instructions)
+
+
+def _work(p: Problem, tile: Tile, access: tuple[_Access, _Access, _Access], target: Target) -> Work:
+    """What a program does with a tile, in each block of its sum and at its end."""
+    rows, columns, result = access
+    item = DTYPES[p.dtype].size
+    elements = (tile.rows * tile.depth, tile.columns * tile.depth)
+    loads = elements[0] * rows.fetched + elements[1] * columns.fetched
+    count = sum(n / a.together * a.instructions for n, a in zip(elements, (rows, columns), strict=True)) / 32
+    ends = tile.rows * tile.columns / 32 * (4 + result.instructions / result.together)
+    threads = 32 * tile.warps
+    held = tile.rows * tile.columns // threads + 80
+    shared = tile.stages * sum(elements) * item
+    many = beside(target, tile.warps, shared, min(255, held))
+    flops = 2 * tile.rows * tile.columns * tile.depth
+    return Work(0, 0, flops, loads, 60 * tile.warps + count, 400 * tile.warps + ends, many, p.bytes)
+
+
 class _Length(NamedTuple):
     """The sizes of the matrix product of a problem: one of `times`, each a sum over `repeats` runs of `depth`."""
 
     rows: int
     columns: int
     depth: int
-    repeats: int
+    repeats: float  # in the mean: phases have different taps
     times: int
 
 
@@ -136,11 +196,10 @@ def _length(p: Problem, flat: bool) -> _Length:
         return _Length(p.cy, p.cx * taps, pixels, 1, p.g) if flat else _Length(p.cy, p.cx, pixels, 1, p.g * taps)
     summed, made = channels(p)
     over = walk(p)
-    taps = max(1, ceil(taps / over.phases))
     times = p.g * over.phases
     if flat:
-        return _Length(over.pixels, made, taps * summed, 1, times)
-    return _Length(over.pixels, made, summed, taps, times)
+        return _Length(over.pixels, made, max(1, ceil(taps / over.phases)) * summed, 1, times)
+    return _Length(over.pixels, made, summed, taps / over.phases, times)
 
 
 def _singles(p: Problem, target: Target) -> list[Candidate]:
@@ -165,7 +224,8 @@ def _singles(p: Problem, target: Target) -> list[Candidate]:
         elements = height * width
         share = min(_run(p, role, height, width) for role in pair)
         tensors = 2 if kernel == "lanes_weights" else 1
-        work = Work(0, 0, 2 * elements, elements * item * tensors / share, 6.0 * elements + 20.0 * height, p.bytes)
+        steps = elements / 32 * (40.0 if kernel == "lanes_weights" else 25.0)
+        work = Work(0, 0, 2 * elements, elements * item * tensors / share, steps, 1000.0 + elements / 4, 8, p.bytes)
         for parts in _part_counts(p, across, blocks, target):
             dealt = work._replace(programs=across * parts, blocks=ceil(blocks / parts))
             time = seconds(target, dealt, flop_rate)

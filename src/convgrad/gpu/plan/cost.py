@@ -1,8 +1,9 @@
-"""What a plan is expected to take, in cycles of a multiprocessor and seconds: a model; nothing of it was measured yet.
+"""What a plan is expected to take, in cycles of a multiprocessor and seconds: a model, fitted to times on an H200.
 
-A program's blocks take as long as their arithmetic, their loads or their index arithmetic, whichever is longest; the
-programs are dealt out to the multiprocessors; and no plan is quicker than memory. Tiles and parts are chosen by it. The
-bits of a sum depend on its parts, so they depend on the kind of GPU, but never on anything that a run measures.
+A program's blocks take as long as their arithmetic, their loads or their instructions, whichever is longest, but no
+less than loads take to arrive; what several programs of a multiprocessor do beside each other hides that. No plan is
+quicker than memory. Tiles and parts are chosen by it. The bits of a sum depend on its parts, so they depend on the kind
+of GPU, but never on anything that a run measures.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import NamedTuple
 from ...dtypes import DTYPES
 from ..target import Target
 
-MATRIX_SHARE = 0.6  # of the tensor cores' rate, that Triton's pipelined loops reach: 0.5 to 0.75 on an H200 in bf16
+MATRIX_SHARE = 0.8  # of the tensor cores' rate, that products reach which nothing else holds up
 VECTOR_SHARE = 0.5  # of the plain units' rate, where operands come from shared memory
 BANDWIDTH_SHARE = 0.8
+HOPEFUL = 3  # times what this model expects of loads that are not copied in bulk is what they were seen to take
+COPY_SHARE = 0.6  # of the memory's bandwidth, where neighbours change
 CACHE_BYTES = 40  # that a multiprocessor gets from the second cache in a cycle: 64 at most
-LANES = 128  # of a multiprocessor: instructions of so many elements begin in a cycle
-BLOCK = 40  # cycles of a block of the sum besides its elements
-PROGRAM = 1500  # cycles of a program before and after its sum
+ISSUE = 3.0  # instructions of warps that a multiprocessor begins in a cycle: 4 at most
+LATENCY = 600  # cycles of a block of the sum at least, where a program is alone
+PROGRAM = 3000  # cycles of a program before and after its sum, where it is alone
+REGISTERS = 65536  # of a multiprocessor
 LAUNCH = 3e-6  # seconds that another kernel costs
 
 
@@ -27,10 +31,12 @@ class Work(NamedTuple):
     """What the programs of a launch do."""
 
     programs: int
-    blocks: int  # of the sum, of a program
+    blocks: float  # of the sum, of a program
     flops: int  # of a block, with what is computed for nothing
     loads: float  # bytes of a block, from the caches
-    steps: float  # instructions of a block that compute addresses and masks, over its elements
+    instructions: float  # of a block, of all warps
+    ends: float  # instructions of a program besides its blocks
+    beside: int  # programs that a multiprocessor has at once
     bytes: int  # of the tensors
 
 
@@ -55,12 +61,25 @@ def fastest_precision(target: Target) -> str:
     return "bf16x6" if split > plain else "ieee"
 
 
+def beside(target: Target, warps: int, shared: int, registers: int) -> int:
+    """How many programs a multiprocessor has at once, whose threads have so many registers."""
+    by_registers = REGISTERS // (32 * warps * (ceil(registers / 8) * 8))
+    return max(1, min(target.shared // max(shared, 1), by_registers, 64 // warps))
+
+
 def seconds(target: Target, work: Work, flop_rate: float) -> float:
     """The time of a launch."""
-    block = max(work.flops / flop_rate, work.loads / CACHE_BYTES, work.steps / LANES) + BLOCK
-    rounds = ceil(work.programs / target.multiprocessors)
-    compute = rounds * (work.blocks * block + PROGRAM) / (target.clock * 1e9)
+    block = max(work.flops / flop_rate, work.loads / CACHE_BYTES, work.instructions / ISSUE)
+    each = ceil(work.programs / target.multiprocessors)
+    busy = each * (work.blocks * block + work.ends / ISSUE)
+    alone = ceil(each / work.beside) * (work.blocks * max(block, LATENCY) + PROGRAM)
+    compute = max(busy, alone) / (target.clock * 1e9)
     return max(compute, work.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH
+
+
+def copy_seconds(target: Target, moved: int) -> float:
+    """The time of a copy that reads and writes so many bytes together."""
+    return moved / (target.bandwidth * 1e9 * COPY_SHARE) + LAUNCH
 
 
 def finish_seconds(target: Target, elements: int, parts: int, dtype: str) -> float:

@@ -6,10 +6,12 @@ from math import ceil
 from typing import NamedTuple
 
 from ...spec.problem import Ints, Problem, dense_strides
-from .axes import factors, is_wide, strides, three, unit, walk
-from .records import WORKSPACE, Constants, Launch, Values
+from .axes import LAST, factors, is_wide, strides, three, unit, walk
+from .records import PARTS, Constants, Launch, Values
 
-FINISH = 1024  # results of a program that adds parts
+FINISH = 1024  # results of a program that adds parts, at most
+FINISHERS = 512  # such programs at least, if there are results enough
+TOGETHER = 8  # parts that are on their way at once
 
 
 class Candidate(NamedTuple):
@@ -45,7 +47,7 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     w_strides = strides(p, "w")
     if p.wanted == "y":
         w_strides = (w_strides[0], w_strides[2], w_strides[1], *w_strides[3:])
-    out_strides = _workspace_strides(p) if split else strides(p, p.wanted)
+    out_strides = workspace_strides(p) if split else strides(p, p.wanted)
     biased = p.bias_stride is not None and not split
     axes = dict(over.values)
     values: Values = (
@@ -80,14 +82,14 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("BIAS", biased),
         ("ACCUMULATE", p.accumulate and not split),
     )
-    out = _out(p, split)
+    out = out_tensor(p, split)
     tensors = ((given, p.dtype), ("w", p.dtype), out, ("bias", p.dtype) if biased else out)
     return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages)
 
 
 def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     axes, split = three(p), best.parts > 1
-    out_strides = _workspace_strides(p) if split else strides(p, "w")
+    out_strides = workspace_strides(p) if split else strides(p, "w")
     values = (
         ("x_strides", strides(p, "x")),
         ("y_strides", strides(p, "y")),
@@ -114,14 +116,41 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("COLUMNS", best.tile[1]),
     )
     if best.kernel == "weights":
-        constants += (("DEPTH", best.tile[2]), ("FLAT", best.flat), ("PRECISION", precision))
+        inside = is_inside(p)
+        over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
+        constants += (
+            ("DEPTH", best.tile[2]),
+            ("FLAT", best.flat),
+            ("X_EVEN", over and _is_even(p, "x")),
+            ("Y_EVEN", _is_even(p, "y")),
+            ("INSIDE", inside),
+            ("PRECISION", precision),
+        )
     constants += (("DOUBLE", p.dtype == "f64"), ("WIDE", is_wide(p)), ("ACCUMULATE", p.accumulate and not split))
-    tensors = (("x", p.dtype), ("y", p.dtype), _out(p, split))
-    return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages)
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
+    return Launch(best.kernel, best.programs, tensors, values, constants, best.warps, best.stages, "weights")
 
 
-def _out(p: Problem, split: bool) -> tuple[str, str]:
-    return (WORKSPACE, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
+def is_inside(p: Problem) -> bool:
+    """Whether no tap of any result lies in the padding."""
+    ends = ((o - 1) * s + (k - 1) * d - b for o, s, k, d, b in zip(p.y, p.stride, p.w, p.dilation, p.pad, strict=True))
+    return not any(p.pad) and all(end < size for end, size in zip(ends, p.x, strict=True))
+
+
+def _is_even(p: Problem, role: str) -> bool:
+    """Whether pixels of all images follow each other at one distance, that of the innermost axis."""
+    of, shape = strides(p, role), (*p.shape(role)[:3], *three(p).sizes(role))
+    step = of[LAST]
+    for axis in (5, 4, 3, 0):
+        if shape[axis] > 1 and of[axis] != step:
+            return False
+        step *= shape[axis]
+    return shape[LAST] > 1
+
+
+def out_tensor(p: Problem, split: bool) -> tuple[str, str]:
+    """What the kernel of the sums writes: the result, or parts of it."""
+    return (PARTS, "f64" if p.dtype == "f64" else "f32") if split else (p.wanted, p.out_dtype)
 
 
 def _order(p: Problem) -> Ints:
@@ -134,7 +163,7 @@ def _shape(p: Problem) -> Ints:
     return (*p.shape(p.wanted)[:3], *three(p).sizes(p.wanted))
 
 
-def _workspace_strides(p: Problem) -> Ints:
+def workspace_strides(p: Problem) -> Ints:
     """Strides of a part of the sums, which lies as the result does, but without gaps."""
     shape = _shape(p)
     dense = dense_strides(shape, _order(p))
@@ -147,7 +176,11 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
-    count = min(FINISH, max(128, 1 << (elements - 1).bit_length()))
+    # Few results make small programs, which read several parts side by side, or all would wait for memory in turn.
+    count = FINISH
+    while count > 32 and elements < count * FINISHERS:
+        count //= 2
+    beside = min(FINISH // count // 2, 16, 1 << (parts - 1).bit_length()) if parts and count < 128 else 1
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
         ("out_strides", tuple(of[axis] for axis in order)),
@@ -157,12 +190,14 @@ def finish(p: Problem, parts: int) -> Launch:
     )
     constants: Constants = (
         ("COUNT", count),
+        ("BESIDE", beside),
+        ("TOGETHER", max(1, min(TOGETHER, ceil(parts / beside)))),
         ("DOUBLE", p.dtype == "f64"),
         ("WIDE", is_wide(p) or parts * elements >= 2**31 - 2**20),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
     )
     out = (p.wanted, p.out_dtype)
-    sums = (WORKSPACE, "f64" if p.dtype == "f64" else "f32")
+    sums = (PARTS, "f64" if p.dtype == "f64" else "f32")
     tensors = (sums if parts else out, out, ("bias", p.dtype) if p.bias_stride is not None else out)
     return Launch("finish", ceil(elements / count), tensors, values, constants, 4, 1)

@@ -26,15 +26,17 @@ _SMALL = ((128, 32, 4), (32, 128, 4), (64, 32, 4), (32, 64, 4), (32, 32, 4))
 _LEAST = ((128, 16, 4), (64, 16, 4), (16, 64, 4), (32, 16, 2), (16, 32, 2), (16, 16, 2))
 
 
-def tiles(target: Target, dtype: str, precision: str, depth: int, flat: bool = False) -> Iterator[Tile]:
-    """The tiles for an element type, for sums of `depth` products."""
+def tiles(
+    target: Target, dtype: str, precision: str, depth: int, flat: bool = False, wide: bool = False
+) -> Iterator[Tile]:
+    """The tiles for an element type, for sums of `depth` products. With `wide`, offsets have 64 bits."""
     item = DTYPES[dtype].size
     plain = precision == "ieee" and item == 4
     # wgmma reads operands from shared memory. Elsewhere larger tiles were seen to spill within their loops. Operands of
     # plain products lie in registers, too; and with taps and channels as one axis, so do the addresses of all elements.
     roomy = target.capability == 90 and not (plain or item == 8 or flat)
     most = (128 * 256 if roomy else 128 * 128) if item == 2 else 128 * 64 if roomy else 64 * 64
-    most = 64 * 64 if flat else most
+    most = min(most, 64 * 64) if flat or (wide and not roomy) else most
     shapes = tuple(shape for shape in (*_LARGE, *_MIDDLE, *_SMALL, *_LEAST) if shape[0] * shape[1] <= most)
     deep = {2: 32 if flat else 64, 4: 16 if plain or flat else 32, 8: 16}[item]
     while deep > 16 and deep >= 2 * depth:

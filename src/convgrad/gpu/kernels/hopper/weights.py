@@ -1,0 +1,558 @@
+"""w as matrix products over pixels by warps with roles: one asks for copies of blocks, two groups of four multiply.
+
+A unit is 64 channels of x, seen through a group of taps along the first axis; units of fewer channels lie beside each
+other in one block of 64. A tile of w is some units by a run of channels of y. Its sum goes over boxes of pixels: the
+box of y, and for each unit the box of x that its taps read, are brought to shared memory. Rows of boxes lie outermost:
+taps of a group read the same box of x, each from another row on. Where a box leaves its tensor, zeros arrive, so that
+padding costs nothing; channels beyond those of a group are multiplied, and left out when sums are finished.
+
+Numbers of f32 come as sums of two or three parts in bf16. Each pair of parts that counts is a run of images.
+
+The tiles with their boxes make one long list, of which every program takes an equal run. It writes the sums of each
+tile that it meets to a slot of its own, and `finish_weights` adds the slots of a tile in their order.
+
+Axes are in an order that the plan chose: taps are grouped along the first. Tensors are (axis 0, axis 1, n, axis 2, c).
+"""
+
+import triton
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+import triton.language as tl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+# Places of what `WALK` says, the constants of how a list goes over taps and pixels.
+KERNEL = tl.constexpr(0)  # of three axes
+STRIDE = tl.constexpr(3)
+DILATION = tl.constexpr(6)
+PAD = tl.constexpr(9)
+BOX = tl.constexpr(12)  # pixels of a box: axis 0, axis 1, n, axis 2
+STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole number of rows
+TAPS = tl.constexpr(17)  # of a group
+UNITS = tl.constexpr(18)  # of a tile
+SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
+
+
+@triton.jit
+def taps_of(unit, blocks, WALK):
+    """The block of channels of a unit, and its first tap on each axis."""
+    group = unit // blocks
+    k2 = group % WALK[KERNEL + 2]
+    outer = group // WALK[KERNEL + 2]
+    k1 = outer % WALK[KERNEL + 1]
+    first = outer // WALK[KERNEL + 1]
+    k0 = first % WALK[STEP] + first // WALK[STEP] * (WALK[STEP] * WALK[TAPS])
+    return unit % blocks, k0, k1, k2
+
+
+@triton.jit
+def reach(first, last, x_size, y_size, AXIS: tl.constexpr, WALK):
+    """From where to where results of an axis meet x by any of the taps first to last."""
+    past = WALK[PAD + AXIS] - last * WALK[DILATION + AXIS]
+    left = x_size + WALK[PAD + AXIS] - first * WALK[DILATION + AXIS]
+    start = (tl.maximum(past, 0) + WALK[STRIDE + AXIS] - 1) // WALK[STRIDE + AXIS]
+    stop = (tl.maximum(left, 0) + WALK[STRIDE + AXIS] - 1) // WALK[STRIDE + AXIS]
+    return start, tl.minimum(stop, y_size)
+
+
+@triton.jit
+def boxes(part, x_sizes, y_sizes, images, blocks, units, WALK):
+    """The boxes of pixels that the units of a part meet: how many, where they begin, and how many on each axis."""
+    begin0 = images * 0
+    begin1 = begin0
+    begin2 = begin0
+    end0 = y_sizes[0]
+    end1 = y_sizes[1]
+    end2 = y_sizes[2]
+    if WALK[SKIP]:
+        begin0 = y_sizes[0]
+        begin1 = y_sizes[1]
+        begin2 = y_sizes[2]
+        end0 = images * 0
+        end1 = end0
+        end2 = end0
+        for unit in range(part * WALK[UNITS], tl.minimum(part * WALK[UNITS] + WALK[UNITS], units)):
+            _block, k0, k1, k2 = taps_of(unit, blocks, WALK)
+            last = tl.minimum(k0 + WALK[STEP] * (WALK[TAPS] - 1), WALK[KERNEL] - 1)
+            start, stop = reach(k0, last, x_sizes[0], y_sizes[0], 0, WALK)
+            begin0 = tl.minimum(begin0, start)
+            end0 = tl.maximum(end0, stop)
+            start, stop = reach(k1, k1, x_sizes[1], y_sizes[1], 1, WALK)
+            begin1 = tl.minimum(begin1, start)
+            end1 = tl.maximum(end1, stop)
+            start, stop = reach(k2, k2, x_sizes[2], y_sizes[2], 2, WALK)
+            begin2 = tl.minimum(begin2, start)
+            end2 = tl.maximum(end2, stop)
+    count0 = (tl.maximum(end0 - begin0, 0) + WALK[BOX] - 1) // WALK[BOX]
+    count1 = (tl.maximum(end1 - begin1, 0) + WALK[BOX + 1] - 1) // WALK[BOX + 1]
+    count2 = (tl.maximum(end2 - begin2, 0) + WALK[BOX + 3] - 1) // WALK[BOX + 3]
+    total = count0 * count1 * count2 * ((images + WALK[BOX + 2] - 1) // WALK[BOX + 2])
+    return total, begin0, begin1, begin2, count0, count1, count2
+
+
+@triton.jit
+def begin_of(part, starts):
+    """Where the boxes of a part begin in the list of a run of columns."""
+    found = starts[0]
+    for at in tl.static_range(1, len(starts)):
+        found = tl.where(part == at, starts[at], found)
+    return found
+
+
+@triton.jit
+def find(at, sizes, starts, WALK):
+    """What has a number in the list: block of groups, part of the units, columns of y, and which box of how many."""
+    x_sizes, y_sizes, images, blocks, units, columns, whole, _total = sizes
+    group = at // whole
+    rest = at % whole
+    part = images * 0
+    if WALK[SKIP]:
+        for other in tl.static_range(1, len(starts)):
+            part += tl.where(rest >= starts[other] * columns, 1, 0)
+        rest -= begin_of(part, starts) * columns
+    count, b0, b1, b2, n0, n1, n2 = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)
+    if not WALK[SKIP]:
+        part = rest // (count * columns)
+        rest = rest % (count * columns)
+    return group, part, rest // count, rest % count, count, b0, b1, b2, n0, n1, n2
+
+
+@gluon.jit
+def run_of(total):
+    """The run of the list that is this program's."""
+    programs = gl.num_programs(0)
+    begin = gl.program_id(0).to(gl.int64) * total // programs
+    end = (gl.program_id(0) + 1).to(gl.int64) * total // programs
+    return begin.to(gl.int32), end.to(gl.int32)
+
+
+@gluon.jit
+def copy_boxes(
+    y,
+    x,
+    x_halo,
+    y_blocks,
+    x_blocks,
+    empty,
+    full,
+    sizes,
+    starts,
+    channels,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    HALO_BOX: gl.constexpr,
+    STAGES: gl.constexpr,
+    PAIRS: gl.constexpr,
+):
+    """The warp that asks for copies."""
+    _x_sizes, _y_sizes, _images, blocks, _units, _columns, _whole, total = sizes
+    x_group, y_group, real_images = channels
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
+    UNIT: gl.constexpr = ROOM // 8
+    COUNT: gl.constexpr = WALK[UNITS]
+    HALVES: gl.constexpr = HALO // HALO_BOX if HALO else 0
+    ALIGN: gl.constexpr = 128 // y.dtype.primitive_bitwidth
+    BYTES: gl.constexpr = y.dtype.primitive_bitwidth // 8
+    at, end = run_of(total)
+    stage = 0
+    phase = 1
+    while at < end:
+        group, part, column, box, count, b0, b1, b2, n0, n1, n2 = find(at, sizes, starts, WALK)
+        many = gl.minimum(count - box, end - at)
+        at += many
+        x_channel = group * x_group // ALIGN * ALIGN
+        y_channel = group * y_group // ALIGN * ALIGN + column * (COLUMNS * SPLIT)
+        first, f0, f1, f2 = taps_of(part * WALK[UNITS], blocks, WALK)
+        f0 = f0 % WALK[STEP] + f0 // (WALK[STEP] * WALK[TAPS]) * WALK[STEP]
+        q2 = box % n2
+        box = box // n2
+        q1 = box % n1
+        box = box // n1
+        q0 = box % n0
+        n = box // n0 * WALK[BOX + 2]
+        pair = n // real_images
+        n -= pair * real_images
+        # Divisions take long, and this warp has to keep ahead of all others: what follows counts.
+        for _ in range(many):
+            o0 = b0 + q0 * WALK[BOX]
+            o1 = b1 + q1 * WALK[BOX + 1]
+            o2 = b2 + q2 * WALK[BOX + 3]
+            # Pairs of parts: (0, 0), (0, 1), (1, 0), (1, 1), (0, 2) and (2, 0).
+            x_image = n + gl.where((pair == 2) | (pair == 3), 1, gl.where(pair == 5, 2, 0)) * real_images
+            y_image = n + gl.where((pair == 1) | (pair == 3), 1, gl.where(pair == 4, 2, 0)) * real_images
+            mbarrier.wait(empty.index(stage), phase)
+            bar = full.index(stage)
+            mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
+            for half in gl.static_range(SPLIT):
+                of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
+                tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, y_channel + half * COLUMNS], bar, of_y)
+            block = first
+            g0 = f0
+            g1 = f1
+            g2 = f2
+            for u in range(COUNT):
+                k0 = g0 % WALK[STEP] + g0 // WALK[STEP] * (WALK[STEP] * WALK[TAPS])
+                c = x_channel + block * BLOCK
+                i0 = o0 * WALK[STRIDE] + k0 * WALK[DILATION] - WALK[PAD]
+                i1 = o1 * WALK[STRIDE + 1] + g1 * WALK[DILATION + 1] - WALK[PAD + 1]
+                i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
+                row = (stage * WALK[UNITS] + u) * UNIT
+                of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
+                tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
+                for h in gl.static_range(HALVES):
+                    i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
+                    more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
+                    of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
+                    tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
+                block += 1
+                last = block == blocks
+                block = gl.where(last, 0, block)
+                g2 += gl.where(last, 1, 0)
+                last = g2 == WALK[KERNEL + 2]
+                g2 = gl.where(last, 0, g2)
+                g1 += gl.where(last, 1, 0)
+                last = g1 == WALK[KERNEL + 1]
+                g1 = gl.where(last, 0, g1)
+                g0 += gl.where(last, 1, 0)
+            stage += 1
+            turn = stage == STAGES
+            stage = gl.where(turn, 0, stage)
+            phase ^= gl.where(turn, 1, 0)
+            q2 += 1
+            turn = q2 == n2
+            q2 = gl.where(turn, 0, q2)
+            q1 += gl.where(turn, 1, 0)
+            turn = q1 == n1
+            q1 = gl.where(turn, 0, q1)
+            q0 += gl.where(turn, 1, 0)
+            turn = q0 == n0
+            q0 = gl.where(turn, 0, q0)
+            n += gl.where(turn, WALK[BOX + 2], 0)
+            turn = (n >= real_images) & (pair < PAIRS - 1)
+            n = gl.where(turn, 0, n)
+            pair += gl.where(turn, 1, 0)
+
+
+@gluon.jit
+def zeros(COUNT: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
+    """The sums of so many taps."""
+    found = ()
+    for _ in gl.static_range(COUNT):
+        found = found + (gl.zeros([64, COLUMNS], gl.float32, SUMS),)
+    return found
+
+
+@gluon.jit
+def products(
+    sums,
+    x_blocks,
+    y_block,
+    stage,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Begin the products of a box: each tap reads the box of its unit from its own row on."""
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    PIXELS: gl.constexpr = WALK[BOX] * SIDE
+    UNIT: gl.constexpr = ROOM // 8
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    found = ()
+    for s in gl.static_range(COUNT):
+        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
+        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
+        if BLOCK == 64:
+            x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
+        else:
+            # The next unit, whose channels lie beside these, begins so many rows on.
+            x = at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
+        found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)
+    return found
+
+
+@gluon.jit
+def waited(sums, MOST: gl.constexpr):
+    """Sums of which so many products may still be under way."""
+    if len(sums) == 1:
+        return (warpgroup_mma_wait(MOST, sums),)
+    else:
+        return warpgroup_mma_wait(MOST, sums)
+
+
+@gluon.jit
+def multiply(
+    HALF: gl.constexpr,
+    parts,
+    y_blocks,
+    x_blocks,
+    empty,
+    full,
+    sizes,
+    starts,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    STAGES: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """A group of warps that multiplies: the taps that are its half of a tile's, or its half of the columns."""
+    _x_sizes, _y_sizes, _images, _blocks, units, columns, _whole, total = sizes
+    ALL: gl.constexpr = WALK[UNITS] * BLOCK // 64 * WALK[TAPS]
+    FIRST: gl.constexpr = HALF * ((ALL + 1) // 2) if SPLIT == 1 else 0
+    COUNT: gl.constexpr = ALL if SPLIT == 2 else (ALL // 2 if HALF else (ALL + 1) // 2)
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
+    lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
+    at, end = run_of(total)
+    stage = 0
+    phase = 0
+    while at < end:
+        group, part, column, box, count, _b0, _b1, _b2, _n0, _n1, _n2 = find(at, sizes, starts, WALK)
+        many = gl.minimum(count - box, end - at)
+        at += many
+        sums = zeros(COUNT, COLUMNS, SUMS)
+        for step in range(many):
+            mbarrier.wait(full.index(stage), phase)
+            y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
+            sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
+            sums = waited(sums, COUNT)
+            # Products of the box before are done: its stage is free.
+            mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
+            stage += 1
+            turn = stage == STAGES
+            stage = gl.where(turn, 0, stage)
+            phase ^= gl.where(turn, 1, 0)
+        sums = waited(sums, 0)
+        mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
+        parts_of_units = (units + WALK[UNITS] - 1) // WALK[UNITS]
+        slot = gl.program_id(0) + (group * parts_of_units + part) * columns + column
+        for s in gl.static_range(COUNT):
+            to = parts + (slot * ALL + FIRST + s) * (64 * COLUMNS * SPLIT)
+            gl.store(to + rows[:, None] * (COLUMNS * SPLIT) + lanes[None, :], sums[s])
+
+
+@gluon.jit
+def weights_boxes(
+    y,
+    x,
+    x_halo,
+    parts,
+    x_sizes,
+    y_sizes,
+    images,  # of all pairs of parts
+    blocks,  # of channels of x in a group
+    units,
+    columns,  # how many runs of channels of y a group has
+    whole,  # length of the list for one block of groups
+    total,
+    x_group,  # channels from one block of groups to the next
+    y_group,
+    starts,  # of parts of the units, in the list of a run of columns
+    real_images,  # of a part
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALO: gl.constexpr,  # rows of a box of x beyond those of y
+    ROOM: gl.constexpr,  # pixels of shared memory for a box of x
+    HALO_BOX: gl.constexpr,
+    STAGES: gl.constexpr,
+    PAIRS: gl.constexpr,  # of parts
+    REGISTERS: gl.constexpr,  # of a thread that multiplies
+):
+    """The sums of a run of the list, in slots."""
+    PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    UNIT: gl.constexpr = ROOM // 8
+    BITS: gl.constexpr = y.dtype.primitive_bitwidth
+    X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
+    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
+    y_blocks = gl.allocate_shared_memory(y.dtype, [STAGES * SPLIT, PIXELS, COLUMNS], Y_LAYOUT)
+    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(full.index(i), count=1)
+    fence_async_shared()
+    # The programs that add slots may take the place of those that are done.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+    sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
+    channels = (x_group, y_group, real_images)
+    # fmt: off
+    gl.warp_specialize([
+        (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
+        (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
+        (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS)),
+    ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
+    # fmt: on
+
+
+@triton.jit
+def finish_weights(
+    parts,
+    out,
+    x_sizes,
+    y_sizes,
+    images,
+    blocks,
+    units,
+    columns,
+    whole,
+    total,
+    x_group,
+    y_group,
+    starts,
+    runs,  # into which the list was cut
+    groups,
+    x_channels,  # of a group, without taps that are folded into them
+    y_channels,
+    kernel,  # the taps that there are, with folded ones
+    out_strides,  # g, channels of y, channels of x, and the axes
+    WALK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,  # of a slot
+    FOLD: tl.constexpr,  # taps of each axis that lie side by side as channels of x
+    ALIGN: tl.constexpr,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    SLOTS: tl.constexpr,  # that are read at once
+    WIDE: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+):
+    """Some rows and lanes of the sums of a tap of a tile: slots are added in their order."""
+    ALL: tl.constexpr = WALK[UNITS] * BLOCK // 64 * WALK[TAPS]
+    number = tl.program_id(0)
+    lane = number % (COLUMNS // LANES) * LANES + tl.arange(0, LANES)
+    number = number // (COLUMNS // LANES)
+    row = number % (64 // ROWS) * ROWS + tl.arange(0, ROWS)
+    number = number // (64 // ROWS)
+    which = number % ALL
+    tile = number // ALL
+    many = (units + WALK[UNITS] - 1) // WALK[UNITS]
+    part = tile // columns % many
+    group = tile // columns // many
+    at = (group * whole).to(tl.int64)
+    count = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)[0]
+    at += columns * (begin_of(part, starts) if WALK[SKIP] else count * part)
+    at += tile % columns * count
+    first = ((at + 1) * runs - 1) // total
+    last = tl.where(count > 0, ((at + count) * runs - 1) // total, first - 1)
+    # Programs begin while the last sums are written, and wait here for the end of that.
+    gdc_wait()
+    slot = tl.arange(0, SLOTS)
+    from_parts = parts + ((first + tile) * ALL + which) * (64 * COLUMNS)
+    from_parts += slot[:, None, None] * (ALL * 64 * COLUMNS) + row[None, :, None] * COLUMNS + lane[None, None, :]
+    sums = tl.zeros([SLOTS, ROWS, LANES], tl.float32)
+    for begin in tl.range(0, (last - first + 1).to(tl.int32), SLOTS):
+        there = (begin + slot <= last - first)[:, None, None]
+        sums += tl.load(from_parts + begin * (ALL * 64 * COLUMNS), mask=there, other=0.0)
+    acc = tl.sum(sums, 0)
+    unit = part * WALK[UNITS] + which // WALK[TAPS] * (64 // BLOCK) + row // BLOCK
+    block, k0, k1, k2 = taps_of(unit, blocks, WALK)
+    k0 += which % WALK[TAPS] * WALK[STEP]
+    has = (unit < units) & (k0 < WALK[KERNEL])
+    c = group * x_group // ALIGN * ALIGN + block * BLOCK + row % BLOCK
+    folded = c // x_channels
+    if FOLD[0] * FOLD[1] * FOLD[2] > 1:
+        # Channels of x are taps by channels: there is one group.
+        k2 = k2 * FOLD[2] + folded % FOLD[2]
+        k1 = k1 * FOLD[1] + folded // FOLD[2] % FOLD[1]
+        k0 = k0 * FOLD[0] + folded // (FOLD[2] * FOLD[1])
+        has &= (folded < FOLD[0] * FOLD[1] * FOLD[2]) & (k0 < kernel[0]) & (k1 < kernel[1]) & (k2 < kernel[2])
+        g = c * 0
+    else:
+        g = c // x_channels
+        has &= (c >= group * x_group) & (c < tl.minimum((group + 1) * x_group, groups * x_channels))
+    q = group * y_group // ALIGN * ALIGN + tile % columns * COLUMNS + lane
+    real = (q >= group * y_group) & (q < tl.minimum((group + 1) * y_group, groups * y_channels))
+    same = has[:, None] & real[None, :] & (g[:, None] == (q // y_channels)[None, :])
+    from_row = g.to(tl.int64) * out_strides[0] + (c % x_channels).to(tl.int64) * out_strides[2]
+    from_row += k0.to(tl.int64) * out_strides[3] + k1.to(tl.int64) * out_strides[4] + k2.to(tl.int64) * out_strides[5]
+    to = out + from_row[:, None] + ((q % y_channels).to(tl.int64) * out_strides[1])[None, :]
+    if ACCUMULATE:
+        acc += tl.load(to, mask=same, other=0.0).to(tl.float32)
+    tl.store(to, acc.to(out.dtype.element_ty), mask=same)
+
+
+@triton.jit
+def fold_taps(
+    x,
+    out,  # (n, axes, width)
+    x_strides,  # n, channels, axes
+    x_sizes,
+    out_sizes,
+    step,  # of x from one pixel of the result to the next
+    dilation,
+    pad,
+    images,
+    channels,
+    width,
+    FOLD: tl.constexpr,
+    SPLIT: tl.constexpr,  # parts in bf16 of numbers of f32; 1 leaves them as they are
+    PIXELS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
+    number = tl.program_id(0)
+    column = number % (width // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    pixel = number // (width // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
+    outer = pixel // out_sizes[2]
+    i2 = (pixel - outer * out_sizes[2]) * step[2] - pad[2]
+    image = outer // out_sizes[1]
+    i1 = (outer - image * out_sizes[1]) * step[1] - pad[1]
+    n = image // out_sizes[0]
+    i0 = (image - n * out_sizes[0]) * step[0] - pad[0]
+    f = column // channels
+    c = column - f * channels
+    real = f < FOLD[0] * FOLD[1] * FOLD[2]
+    j2 = f % FOLD[2] * dilation[2]
+    j1 = f // FOLD[2] % FOLD[1] * dilation[1]
+    j0 = f // (FOLD[2] * FOLD[1]) * dilation[0]
+    has = (n < images)[:, None] & real[None, :]
+    has &= (i0[:, None] + j0[None, :] >= 0) & (i0[:, None] + j0[None, :] < x_sizes[0])
+    has &= (i1[:, None] + j1[None, :] >= 0) & (i1[:, None] + j1[None, :] < x_sizes[1])
+    has &= (i2[:, None] + j2[None, :] >= 0) & (i2[:, None] + j2[None, :] < x_sizes[2])
+    if WIDE:
+        n = n.to(tl.int64)
+        i0 = i0.to(tl.int64)
+        i1 = i1.to(tl.int64)
+        i2 = i2.to(tl.int64)
+        c = c.to(tl.int64)
+        j0 = j0.to(tl.int64)
+        j1 = j1.to(tl.int64)
+        j2 = j2.to(tl.int64)
+    rows = n * x_strides[0] + i0 * x_strides[2] + i1 * x_strides[3] + i2 * x_strides[4]
+    columns = c * x_strides[1] + j0 * x_strides[2] + j1 * x_strides[3] + j2 * x_strides[4]
+    found = tl.load(x + rows[:, None] + columns[None, :], mask=has, other=0.0)
+    to = out + pixel.to(tl.int64)[:, None] * width + column[None, :]
+    there = (n < images)[:, None] & (column < width)[None, :]
+    for part in tl.static_range(SPLIT):
+        rounded = found.to(out.dtype.element_ty)
+        tl.store(to, rounded, mask=there)
+        if part + 1 < SPLIT:
+            found -= rounded.to(tl.float32)
+            to += (images * out_sizes[0] * out_sizes[1] * out_sizes[2]).to(tl.int64) * width

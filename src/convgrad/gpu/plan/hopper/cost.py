@@ -1,0 +1,96 @@
+"""What a gather of Hopper's is expected to take."""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+
+from ....dtypes import DTYPES
+from ....spec.problem import Problem
+from ...target import Target
+from ..cost import copy_seconds
+from .boxes import Box, Shape
+from .views import View, live_taps
+from .ways import Way
+
+LAUNCH = 3e-6  # seconds that a launch takes by itself
+MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
+CACHE_BYTES = 48  # that a multiprocessor gets from the second cache in a cycle
+BANDWIDTH_SHARE = 0.8
+OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
+STEP = 24  # cycles of a block of the sum besides its products
+SPREAD = 0.006  # of a block, for each doubling of the images that it comes from
+THIN = 1.04  # of a block, where few are on their way
+TILE = 700  # cycles of a tile besides its sum
+STORED_BYTES = 64  # of results, in a cycle
+START = 2000  # cycles of a program besides its tiles
+EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
+
+
+def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> float:
+    """The time that a candidate is expected to take: of the program with most to do, or of memory."""
+    blocks = ceil(way.window(p) / shape.depth)
+    costs = [blocks * _box_cycles(way, shape, box, view, target) for view in way.views]
+    # Where neighbouring columns are no neighbours in memory, pixels may be; memory comes in pieces of 32 bytes.
+    stored = shape.results * DTYPES[p.out_dtype].size / STORED_BYTES
+    if p.strides(p.wanted)[2] not in (0, 1):
+        stored *= max(1.0, 32 / (box.size[3] * DTYPES[p.out_dtype].size))
+    tile = TILE + stored
+    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (costs, tile))
+    moved, before = p.bytes, 0.0
+    if way.operands.parts > 1:
+        given = p.size("x" if p.wanted == "y" else "y")
+        moved += 2 * given
+        before = copy_seconds(target, 10 * given) + LAUNCH
+    return max(cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH + before
+
+
+def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) -> float:
+    """The cycles of a box of the input, and of all that is multiplied by it."""
+    item = way.operands.item
+    rows = box.rows if len(way.views) == 1 else min(box.rows, max(view.taps[1], 1))
+    # Products are as long as the matrix units take, or as shared memory takes to feed them: by rows of 64.
+    narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
+    uses = rows * way.operands.products
+    products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
+    loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
+    copies = loads * item / CACHE_BYTES
+    # Few blocks in flight wait for memory now and then.
+    thin = THIN if not box.resident and box.b_stages < 4 else 1.0
+    return (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
+
+
+def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[list[float], float]) -> float:
+    """The cycles of the program with most to do. `costs`: of a box of each view, of a tile."""
+    outer = way.column_tiles(p, shape.columns) * ceil(p.n / box.size[2])
+    live = [_live(way, view, box) for view in way.views]
+    places = prod(len(axis) for axis in live[0])
+    tiles = outer * places * (len(way.views) // way.loops)
+    sums = [prod(sum(axis) for axis in axes) * cost for axes, cost in zip(live, costs[0], strict=True)]
+    if tiles > EXACT * programs or len(way.views) > way.loops:
+        uneven = ceil(tiles / programs) * programs / tiles if len(way.views) == way.loops else 1.0
+        last = 0.0 if uneven > 1.0 else max(sums) / places / 2
+        return (sum(sums) * outer + tiles * costs[1]) / programs * uneven + last
+    columns = way.column_tiles(p, shape.columns)
+    cycles = [costs[1]] * places
+    for (planes, rows, pixels), cost in zip(live, costs[0], strict=True):
+        more = [a * b * c * cost for a in planes for b in rows for c in pixels]
+        cycles = [so_far + by for so_far, by in zip(cycles, more, strict=True)]
+    busy = [0.0] * programs
+    for number in range(tiles):
+        busy[number % programs] += cycles[number // columns % places]
+    return max(busy)
+
+
+def _live(way: Way, view: View, box: Box) -> list[list[int]]:
+    """On each axis, the boxes of the input that each box of results reads."""
+    found = []
+    for axis, extent in ((0, box.size[1]), (1, box.size[0]), (2, box.size[3])):
+        starts = range(0, way.steps[axis], extent)
+        if axis == 1 and box.rows > 1:
+            found.append([ceil(view.taps[1] / box.rows)] * len(starts))
+        elif box.resident:
+            found.append([view.taps[axis]] * len(starts))
+        else:
+            reads = (view.taps[axis], view.first[axis], way.steps[axis])
+            found.append([live_taps(at, extent, reads, way.step[axis], way.sizes[axis]) for at in starts])
+    return found

@@ -1,0 +1,107 @@
+"""The level of Hopper's gathers: y and x where channels lie side by side, as boxes that the copy engine brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, prod
+
+from ....spec.problem import Problem
+from ...target import Target
+from .. import choose
+from ..axes import is_wide
+from ..cost import HOPEFUL
+from ..launches import channels
+from ..records import Plan
+from .boxes import boxes, shapes, staged
+from .cost import seconds
+from .fold import folded
+from .launches import Candidate, settle
+from .tensors import Operands, input_parts, seen
+from .views import space
+from .ways import Way, ways
+
+SPARE = 2048  # bytes of shared memory for barriers
+
+
+def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
+    """The plan for a problem, or why this level does not serve it."""
+    found = plan_as_it_is(p, target, precision)
+    other = folded(p)
+    if other is not None:
+        told = "the pixels of a window are read as channels, its rows as planes"
+        turned = plan_as_it_is(other, target, precision)
+        if not isinstance(turned, str) and (isinstance(found, str) or turned.seconds < found.seconds):
+            return replace(turned, why=(told, *turned.why))
+    return found
+
+
+def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
+    """The plan for a problem by the axes that it has."""
+    operands = operands_of(p, target, precision)
+    if reason := refusal(p, operands):
+        return reason
+    s = space(p)
+    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    if operands.parts == 1 and isinstance(given, str):
+        return given
+    found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, way, target)]
+    if not found:
+        return "the stride has too many phases"
+    best = min(found, key=lambda candidate: candidate.seconds)
+    if operands.parts > 1:
+        plain = choose.plan(p, target, precision)
+        if prod(input_parts(p, s).shape) >= 3 * 2**31:
+            return "offsets take 64 bits"
+        if not isinstance(plain, str) and plain.seconds * HOPEFUL <= best.seconds:
+            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * HOPEFUL * 1e6:.0f}"
+    return settle(p, s, best, target)
+
+
+def operands_of(p: Problem, target: Target, precision: str) -> Operands:
+    """What the matrix units are given; f32 itself is what they take for tf32."""
+    asked = choose.precision_of(p, target, precision)
+    if p.dtype == "f32" and asked == "bf16x6":
+        return Operands("bf16", 3)
+    return Operands(p.dtype if p.dtype != "f32" or asked == "tf32" else "f64")
+
+
+def refusal(p: Problem, operands: Operands) -> str:
+    """What this level does not compute."""
+    reasons = {
+        "it makes y and x": p.wanted == "w",
+        "no product reaches the result": not p.flops,
+        "f32 is taken in tf32 and bf16x6": p.dtype == "f32" and operands.dtype == "f64",
+        "f64 has other matrix units": p.dtype == "f64",
+        "offsets take 64 bits": is_wide(p),
+        "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
+        f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _follows(p: Problem) -> bool:
+    """Whether channels of the result go on from group to group."""
+    group, channel = p.strides(p.wanted)[1:3]
+    count = channels(p)[1]
+    return count == 1 or group == count * channel
+
+
+def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
+    """Boxes and shapes for a way, each with its time."""
+    summed = way.window(p)
+    item = way.operands.item
+    for shape in shapes(item, way.columns, summed):
+        room = target.shared - SPARE - shape.results * 2
+        blocks = ceil(summed / shape.depth)
+        for box in boxes(shape, way.steps, p.n, way.rows):
+            uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
+            tiles = (
+                way.column_tiles(p, shape.columns),
+                *(ceil(way.steps[axis] / box.size[at]) for axis, at in ((2, 3), (1, 0), (0, 1))),
+                ceil(p.n / box.size[2]),
+                len(way.views) // way.loops,
+            )
+            for fitted in staged(box, shape, item, room, uses):
+                if not fitted.resident or tiles[0] <= target.multiprocessors:
+                    yield Candidate(seconds(p, way, shape, fitted, target), way, shape, fitted, tiles)

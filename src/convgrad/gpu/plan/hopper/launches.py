@@ -1,0 +1,244 @@
+"""The launches of Hopper's gathers: what the kernels are given."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from ....dtypes import DTYPES
+from ....spec.problem import Ints, Problem
+from ...target import Target
+from ..axes import LAST, factors, strides, three
+from ..launches import channels
+from ..records import Constants, Descriptor, Launch, Plan, Values
+from .boxes import Box, Shape, power
+from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
+from .views import Space, arranged_strides
+from .ways import Way, meeting
+
+SOURCES = 8  # descriptors of the input that the kernel takes
+PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
+
+
+class Candidate(NamedTuple):
+    """One way to compute, with the time that it is expected to take."""
+
+    seconds: float
+    way: Way
+    shape: Shape
+    box: Box
+    tiles: Ints  # of columns, pixels, rows, planes, images and phases
+
+
+def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
+    """The plan of the candidate that was chosen."""
+    way, shape, box = best.way, best.shape, best.box
+    weights = None if way.inner else natural(p, s)
+    launches: tuple[Launch, ...] = ()
+    areas: tuple[tuple[str, int], ...] = ()
+    if weights is None:
+        rows = best.tiles[0] * shape.columns
+        taps = way.views[0].taps if way.inner else s.kernel
+        depth = ceil(way.window(p) / shape.depth) * shape.depth
+        weights = packed(rows, taps, depth, way.operands.parts)
+        launches = (pack_launch(p, s, best, weights),)
+        areas = ((WEIGHTS, prod(weights.shape) * way.operands.item),)
+    if way.operands.parts > 1:
+        launches = (split_launch(p, s), *launches)
+        areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
+    store = stored(p, s, best)
+    launches += (gather_launch(p, s, best, weights, store, target),)
+    reads = (
+        f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
+        if box.rows > 1
+        else f"each tap reads a box of {'x'.join(map(str, box.size))}"
+    )
+    why = [
+        f"{reads} (rows, planes, images, pixels), {box.a_stages} at once; blocks of {shape.depth} channels",
+        f"weights {'stay in' if box.resident else 'pass through'} shared memory, {box.b_stages} blocks at once",
+        f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
+    ]
+    if way.groups > 1:
+        why.append(f"channels of {way.groups} groups share a product, with zeros between them")
+    if way.inner:
+        why.append(f"all {prod(s.stride)} positions within a stride are columns of one product")
+    elif len(way.views) > 1:
+        why.append(f"{len(way.views)} phases of the stride")
+    does = "matrix products by warps with roles, boxes brought by the copy engine"
+    tile = (2 * shape.half, shape.columns, shape.depth)
+    told = {1: "tf32", 3: "bf16x6"}[way.operands.parts] if p.dtype == "f32" else ""
+    return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
+
+
+def stored(p: Problem, s: Space, best: Candidate) -> str:
+    """How results are stored: by the copy engine, by rows of channels, or as the matrix units leave them."""
+    way = best.way
+    if DTYPES[p.out_dtype].size != 2 or p.accumulate:
+        return "plain"
+    # Copies write whole tiles of what lies side by side.
+    dense = way.groups == p.g or way.columns % best.shape.columns == 0
+    steady = p.wanted == "y" or prod(s.stride) == 1
+    if dense and steady and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
+        return "copy"
+    # Neighbouring columns are neighbours in memory, or neighbouring pixels.
+    of = arranged_strides(p, p.wanted, s.order)
+    run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
+    if of[2] == 1 and run % 4 == 0:
+        return "rows"
+    return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+
+
+def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
+    """The boxes of the input for all views; with more rows than tiles have, those of these rows come after them."""
+    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    if best.way.operands.parts > 1:
+        given = input_parts(p, s)
+    assert isinstance(given, Seen)
+    box = (*best.box.size, best.shape.depth)
+    inputs = views_of(given, best.way.views, s.stride, box) if p.wanted == "y" else (given.descriptor(box),)
+    if best.box.more:
+        half = SOURCES // 2
+        inputs += inputs[:1] * (half - len(inputs))
+        return (*inputs, *(rows_more(input_, best.box.more) for input_ in inputs))
+    return (*inputs, *inputs[:1] * (SOURCES - len(inputs)))
+
+
+def is_merged(p: Problem, s: Space, way: Way) -> bool:
+    """Whether the pixels of x within a stride lie side by side with their channels, and all of them are inside."""
+    of = arranged_strides(p, p.wanted, s.order)
+    return way.inner > 0 and of[2] in (0, 1) and of[LAST] == way.inner and s.made[2] % s.stride[2] == 0
+
+
+def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store: str, target: Target) -> Launch:
+    """The launch that takes the sums."""
+    way, shape, box = best.way, best.shape, best.box
+    inputs = inputs_of(p, s, best)
+    result = inputs[0]
+    if store == "copy":
+        made = seen(p, p.wanted, s.made, s.order)
+        assert isinstance(made, Seen)
+        result = made.descriptor((*half(box.size), shape.columns))
+    out_strides = arranged_strides(p, p.wanted, s.order)
+    unit = 2 if out_strides[2] == 1 else LAST if out_strides[LAST] == 1 else -1
+    programs = min(prod(best.tiles), target.multiprocessors)
+    if box.resident:
+        programs = min(prod(best.tiles), target.multiprocessors // best.tiles[0] * best.tiles[0])
+    values: Values = (
+        ("tiles", best.tiles[:5]),
+        ("sizes", way.sizes),
+        ("steps", way.steps),
+        ("out_sizes", s.made),
+        ("out_strides", (out_strides[0], *out_strides[2:])),
+        ("total", prod(best.tiles)),
+        ("blocks", ceil(way.window(p) / shape.depth)),
+        ("subtiles", ceil(way.columns / shape.columns)),
+        ("window", way.groups * channels(p)[0]),
+        ("share_made", way.columns),
+        ("made", way.columns if way.inner else p.g * channels(p)[1]),
+        ("images", p.n),
+        ("taps", weights.shape[1] // way.operands.parts),
+        ("bias_stride", p.bias_stride or 0),
+    )
+    constants: Constants = (
+        ("VIEWS", tuple(view.entries if p.wanted == "x" else view.entries_of_y for view in way.views)),
+        ("LOOPS", way.loops),
+        ("TAP_STEPS", weights.tap_steps),
+        ("KSTEP", way.tap_step),
+        ("OSTEP", way.step),
+        ("BOX", box.size),
+        ("ROWS", box.rows),
+        ("PARTS", way.operands.parts),
+        ("MORE", box.more),
+        ("DEPTH", shape.depth),
+        ("COLUMNS", shape.columns),
+        ("A_STAGES", box.a_stages),
+        ("B_STAGES", box.b_stages),
+        ("RESIDENT", box.resident),
+        ("ACROSS", weights.across),
+        ("STORE", store),
+        ("STRIDE", s.stride if p.wanted == "x" else (1, 1, 1)),
+        ("INNER", way.inner),
+        ("MERGED", is_merged(p, s, way)),
+        ("OUT_UNIT", unit),
+        ("PIECE", min(8, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
+        ("BIAS", p.bias_stride is not None),
+        ("ACCUMULATE", p.accumulate),
+        ("PROGRAMS", programs),
+    )
+    out = (p.wanted, p.out_dtype)
+    tensors = (out, ("bias", p.dtype) if p.bias_stride is not None else out)
+    descriptors = (*inputs, weights.descriptor(way.operands.dtype, shape.columns, shape.depth), result)
+    return Launch("gather", programs, tensors, values, constants, 4, 1, "hopper.gather", descriptors)
+
+
+def _power_of(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
+
+
+def half(size: Ints) -> Ints:
+    """Half of a box: of its outermost axis that has more than one element."""
+    at = next(axis for axis, extent in enumerate(size) if extent > 1)
+    return tuple(extent // 2 if axis == at else extent for axis, extent in enumerate(size))
+
+
+def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Launch:
+    """The launch that packs weights."""
+    way, shape = best.way, best.shape
+    strides = arranged_strides(p, "w", s.order)
+    if p.wanted == "x":
+        strides = (strides[0], strides[2], strides[1], *strides[3:])
+    summed, made = channels(p)
+    first, _ = meeting(s)
+    rows, count, depth = weights.shape
+    count //= way.operands.parts
+    values: Values = (
+        ("strides", strides),
+        ("kernel", s.kernel),
+        ("taps", way.views[0].taps if way.inner else s.kernel),
+        ("shift", tuple(pad - low * by for pad, low, by in zip(s.pad, first, s.stride, strict=True))),
+        ("depth", depth),
+        ("columns", shape.columns),
+        ("subtiles", ceil(way.columns / shape.columns)),
+        ("window", way.groups * summed),
+        ("share_made", way.columns),
+        ("group_made", made),
+        ("group_summed", summed),
+        ("made", way.columns if way.inner else p.g * made),
+    )
+    block = min(PACK_DEPTH, power(depth))
+    constants: Constants = (
+        ("STRIDE", s.stride),
+        ("DILATION", s.dilation),
+        ("INNER", way.inner),
+        ("ROUND", way.operands.dtype == "f32"),
+        ("PARTS", way.operands.parts),
+        ("ROWS", min(PACK_ROWS, shape.columns)),
+        ("DEPTH", block if depth % block == 0 else 8),
+    )
+    programs = rows // min(PACK_ROWS, shape.columns) * count * (depth // constants[-1][1])
+    tensors = (("w", p.dtype), (WEIGHTS, way.operands.dtype))
+    return Launch("pack", programs, tensors, values, constants, 4, 1, "hopper.pack")
+
+
+def split_launch(p: Problem, s: Space) -> Launch:
+    """The launch that takes the input apart."""
+    role = "x" if p.wanted == "y" else "y"
+    of, sizes = strides(p, role), three(p).sizes(role)
+    parts = input_parts(p, s)
+    group = p.shape(role)[2]
+    dense = of[2] == 1 and (p.g == 1 or of[1] == group)
+    space = next((axis for axis in (5, 4, 3) if of[axis] == 1), -1)
+    values: Values = (
+        ("given_strides", of),
+        ("sizes", sizes),
+        ("size_factors", factors(sizes)),
+        ("group_channels", group),
+        ("all_channels", p.g * group),
+        ("made", parts.shape[-1]),
+        ("part_stride", prod(parts.shape) // 3),
+    )
+    pixels, channels = (16, 64) if dense or parts.shape[-1] > 32 else (64, 16)
+    constants: Constants = (("UNIT", 2 if dense else space), ("PIXELS", pixels), ("CHANNELS", channels))
+    programs = ceil(prod(sizes) / pixels) * ceil(parts.shape[-1] / channels) * p.n
+    return Launch("split", programs, ((role, p.dtype), (PARTS, "bf16")), values, constants, 4, 1, "hopper.split")

@@ -1,0 +1,704 @@
+"""w on Hopper: matrix products over boxes of pixels that the copy engine brings.
+
+A candidate says how taps, channels and pixels are cut; a model of a multiprocessor picks one. See
+`kernels/hopper/weights.py` for what the words mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, permutations
+from math import ceil, gcd, prod
+from typing import NamedTuple
+
+from ....dtypes import DTYPES
+from ....spec.problem import Ints, Problem
+from ...target import Target
+from ..axes import is_wide, strides, three
+from ..cost import fastest_precision
+from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
+
+_PARTS = {1: 1, 3: 2, 6: 3}
+
+LAID = {"x": "x, laid anew", "y": "y, laid anew"}
+"""The names of the areas for x and y in parts, or with taps as channels."""
+
+MOST_FOLDED = 1024  # such channels
+PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
+"""Into how many parts in bf16 a number of f32 is cut, and how many pairs of them count."""
+
+MOST_WORKSPACE = 256 << 20
+ALIGN = 16  # bytes
+STEPS = 8  # elements, from which the copy engine takes one, at most
+BOX = 256  # elements of an axis of a box, at most
+REGISTERS = 192  # of a thread, for sums
+MOST_PARTS = 96  # of the units, where each has boxes of its own
+CACHE_BYTES = 30  # of blocks that a multiprocessor gets in a cycle
+STAGE = 24  # cycles of a stage besides
+PROGRAM = 2e-6  # seconds before the first products
+SLOT = 1.2e-6  # seconds that it takes to write a tile's sums
+FINISH = 3e-6  # seconds of adding slots, besides their bytes
+
+
+class Side(NamedTuple):
+    """x or y as the kernel sees it."""
+
+    tensor: str  # or an area
+    channels: int  # of a group
+    sizes: Ints  # of three axes
+    strides: Ints  # of these and of n, in elements
+
+    def ordered(self, order: Ints) -> Side:
+        """The same with its axes in another order."""
+        return self._replace(
+            sizes=_ordered(self.sizes, order), strides=(*_ordered(self.strides, order), self.strides[3])
+        )
+
+
+class Taps(NamedTuple):
+    """How y walks over x, by axis."""
+
+    kernel: Ints
+    stride: Ints
+    dilation: Ints
+    pad: Ints
+
+
+class Result(NamedTuple):
+    """How w is made of sums. Some taps of the problem may be channels of x to the kernel."""
+
+    strides: Ints  # g, channels of y, channels of x, three axes
+    channels: int  # of x, of a group
+    kernel: Ints
+    fold: Ints = (1, 1, 1)  # taps of each axis that are channels of x
+
+
+class View(NamedTuple):
+    """The problem as the kernel sees it. Axes are three, in any order."""
+
+    x: Side
+    y: Side
+    images: int  # of all pairs of parts
+    pairs: int  # of parts of numbers of f32
+    groups: int
+    taps: Taps
+    w: Result
+
+    def ordered(self, order: Ints) -> View:
+        """The same with its axes in another order."""
+        w = self.w
+        strides = (*w.strides[:3], *_ordered(w.strides[3:], order))
+        made = Result(strides, w.channels, _ordered(w.kernel, order), _ordered(w.fold, order))
+        taps = Taps(*(_ordered(values, order) for values in self.taps))
+        return self._replace(x=self.x.ordered(order), y=self.y.ordered(order), taps=taps, w=made)
+
+
+def _ordered(values: Ints, order: Ints) -> Ints:
+    return tuple(values[axis] for axis in order)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to cut a view into tiles and boxes."""
+
+    view: View
+    box: Ints  # axis 0, axis 1, n, axis 2
+    taps: int  # of a group, along axis 0
+    step: int  # between taps of a group
+    shift: int  # rows of a box between taps of a group
+    units: int  # of a tile
+    block: int  # channels of a unit
+    columns: int  # channels of y that a group of warps multiplies
+    split: int  # whether groups of warps share columns, then 2, or units
+    joined: int  # groups of channels that are taken as one block of them
+    skip: bool
+    item: int  # bytes of an element
+
+    @property
+    def halo(self) -> int:
+        """Rows of a box of x beyond those of y."""
+        return (self.taps - 1) * self.shift
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of a box."""
+        return prod(self.box)
+
+    @property
+    def sums(self) -> int:
+        """Sums of 64 by the columns, of a tile."""
+        return self.units * self.block // 64 * self.taps
+
+    @property
+    def rows(self) -> int:
+        """Pixels of a box of x."""
+        return self.pixels + self.halo * self.pixels // self.box[0]
+
+    @property
+    def room(self) -> int:
+        """Pixels of shared memory for it: where units lie beside each other, they are a power of two apart."""
+        return self.rows if self.block == 64 else 1 << (self.rows - 1).bit_length()
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return (self.pixels * self.columns * self.split + self.room * self.block * self.units) * self.item
+
+    @property
+    def copied(self) -> int:
+        """Bytes that are copied for it."""
+        return self.stage - (self.room - self.rows) * self.block * self.units * self.item
+
+    @property
+    def registers(self) -> int:
+        """Of a thread, for sums."""
+        many = self.sums if self.split == 2 else ceil(self.sums / 2)
+        return many * self.columns // 2
+
+    @property
+    def group_blocks(self) -> int:
+        """Blocks of groups."""
+        return ceil(self.view.groups / self.joined)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of channels of x in a block of groups."""
+        return ceil(_width(self.view.x.channels * self.joined, self.group_blocks, self.item) / self.block)
+
+    @cached_property
+    def runs(self) -> int:
+        """Runs of channels of y in a block of groups."""
+        width = _width(self.view.y.channels * self.joined, self.group_blocks, self.item)
+        return ceil(width / (self.columns * self.split))
+
+    @property
+    def all_units(self) -> int:
+        """Units of a block of groups."""
+        first = self.step * ceil(ceil(self.view.taps.kernel[0] / self.step) / self.taps)
+        return first * self.view.taps.kernel[1] * self.view.taps.kernel[2] * self.blocks
+
+    @property
+    def unit_parts(self) -> int:
+        """Tiles of a block of groups and a run of channels of y."""
+        return ceil(self.all_units / self.units)
+
+    @property
+    def tiles(self) -> int:
+        """All tiles."""
+        return self.group_blocks * self.unit_parts * self.runs
+
+    @cached_property
+    def whole(self) -> int:
+        """The length of the list for a block of groups."""
+        if not self.skip:
+            return self.unit_parts * self.runs * self._boxes([(0, size) for size in self.view.y.sizes])
+        return self.runs * (self.starts[-1] + self._boxes(self._spans(self.unit_parts - 1)))
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where the boxes of each part begin in the list of a run of columns, if they are not equally many."""
+        if not self.skip:
+            return (0, 0)
+        return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
+
+    def _boxes(self, spans: list[tuple[int, int]]) -> int:
+        counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self._sides, strict=True)]
+        return prod(counts) * ceil(self.view.images / self.box[2])
+
+    @property
+    def _sides(self) -> Ints:
+        return (self.box[0], self.box[1], self.box[3])
+
+    def _spans(self, part: int) -> list[tuple[int, int]]:
+        """From where to where pixels of each axis meet x by any tap of a tile."""
+        view = self.view
+        spans = [(size, 0) for size in view.y.sizes]
+        for unit in range(part * self.units, min((part + 1) * self.units, self.all_units)):
+            group = unit // self.blocks
+            k2 = group % view.taps.kernel[2]
+            group //= view.taps.kernel[2]
+            k1 = group % view.taps.kernel[1]
+            group //= view.taps.kernel[1]
+            k0 = group % self.step + group // self.step * self.step * self.taps
+            last = min(k0 + self.step * (self.taps - 1), view.taps.kernel[0] - 1)
+            reached = (self._reach(0, k0, last), self._reach(1, k1, k1), self._reach(2, k2, k2))
+            spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(spans, reached, strict=True)]
+        return spans
+
+    def _reach(self, axis: int, first: int, last: int) -> tuple[int, int]:
+        view = self.view
+        stride, dilation, pad = view.taps.stride[axis], view.taps.dilation[axis], view.taps.pad[axis]
+        start = ceil(max(0, pad - last * dilation) / stride)
+        stop = ceil(max(0, view.x.sizes[axis] + pad - first * dilation) / stride)
+        return start, min(stop, view.y.sizes[axis])
+
+    @property
+    def walk(self) -> Ints:
+        """What the kernel calls WALK."""
+        view = self.view
+        taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
+
+
+def _width(channels: int, blocks: int, item: int) -> int:
+    """Channels of a block of groups, with those before it down to a multiple of 16 bytes."""
+    per = ALIGN // item
+    return channels + max(channels * block % per for block in range(min(blocks, per)))
+
+
+def plan(p: Problem, target: Target, precision: str) -> Plan | str:
+    """The plan for a problem, or why there is none."""
+    if p.wanted != "w":
+        return "it takes weight gradients"
+    if p.dtype == "f32":
+        precision = fastest_precision(target) if precision == "default" else precision
+        if precision not in PARTS_OF:
+            return f"it takes f32 by {' and '.join(PARTS_OF)}"
+    elif p.dtype not in ("bf16", "f16"):
+        return "it takes f32, bf16 and f16"
+    if p.bias_stride is not None:
+        return "it adds no bias"
+    if not p.flops:
+        return "there is no product"
+    found = views(p, precision)
+    if isinstance(found, str):
+        return found
+    best, time = None, 0.0
+    for view, before in found:
+        laid = sum(lay_seconds(launch, target) for launch in before)
+        for cut in cuts(view, 2, target):
+            expected = seconds(p, cut, target)
+            if expected and (best is None or expected + laid < time):
+                best, time = (cut, before), expected + laid
+    if best is None:
+        return "no tile of it fits into shared memory, or its sums not into a workspace"
+    return settle(p, target, *best, time)
+
+
+def settle(p: Problem, target: Target, cut: Cut, before: tuple[Launch, ...], time: float) -> Plan:
+    """The plan of a cut."""
+    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    launches = (
+        *before,
+        _sums("bf16" if p.dtype == "f32" else p.dtype, target, cut, programs),
+        _finish(p, cut, programs),
+    )
+    areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(_area(launch) for launch in before))
+    taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
+    told = "x".join(map(str, cut.box))
+    why = [
+        f"tiles of {cut.units} blocks of {cut.block} channels of x{taps}, by {cut.columns * cut.split} channels of y",
+        f"boxes of {told} pixels (axis, axis, n, axis), {cut.whole * cut.group_blocks} of {cut.tiles} tiles, "
+        f"cut evenly into {programs} programs" + ("; taps that meet padding alone are left out" if cut.skip else ""),
+    ]
+    if (many := prod(cut.view.w.fold)) > 1:
+        why.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
+    if cut.view.pairs > 1:
+        why.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
+    size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
+    does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
+    precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else ""
+    return Plan("weights_boxes", does, launches, areas, time, tuple(why), precision, size, programs)
+
+
+def slots(cut: Cut, programs: int) -> int:
+    """Every program has a slot for each tile that it meets."""
+    return programs + cut.tiles
+
+
+def _slot_bytes(cut: Cut) -> int:
+    return cut.sums * 64 * cut.columns * cut.split * 4
+
+
+def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] | str:
+    """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
+    axes = three(p)
+    most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
+    if most >= 2**28:
+        return "sizes go beyond 31 bits"
+    parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
+    sides: dict[str, Side | str] = {}
+    before: list[Launch] = []
+    for role, channels in (("x", p.cx), ("y", p.cy)):
+        side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
+        if parts > 1 and not isinstance(side, str):
+            before.append(_lay(p, role, side._replace(channels=p.g * channels), (1, 1, 1), parts))
+        sides[role] = side
+    x, y = sides["x"], sides["y"]
+    if isinstance(y, str):
+        return y
+    found: list[tuple[View, tuple[Launch, ...]]] = []
+    direct = x if isinstance(x, str) else look(p, x, y, pairs)
+    if not isinstance(direct, str):
+        found.append((direct, tuple(before)))
+    few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
+    if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
+        found += folded(p, y, pairs, tuple(before[-1:]))
+    return found or str(direct)
+
+
+def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
+    """A tensor as the copy engine takes it, or why it does not."""
+    n, g, c, *space = strides(p, role)
+    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
+        return f"channels of {role} do not lie side by side"
+    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
+    pairs = list(zip((*sizes, p.n), (*space, n), strict=True))
+    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
+        return f"steps of {role} are no multiples of {ALIGN} bytes"
+    # A stride that no element uses still has to be one that the copy engine takes.
+    most = max([step for size, step in pairs if size > 1], default=ALIGN)
+    return Side(role, channels, sizes, tuple(step if size > 1 else most for size, step in pairs))
+
+
+def _in_parts(p: Problem, role: str, channels: int) -> Side | str:
+    """A tensor of f32 as it lies after it was cut into parts, or why that would take too long."""
+    _, g, c, *_ = p.strides(role)
+    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
+        return f"channels of {role} do not lie side by side"
+    return _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
+
+
+def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
+    """A tensor that is laid anew."""
+    width = ceil(channels * 2 / ALIGN) * ALIGN // 2
+    steps = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
+    return Side(LAID[role], channels, sizes, steps)
+
+
+def look(p: Problem, x: Side, y: Side, pairs: int) -> View | str:
+    """The problem as it is, or why the copy engine cannot read x."""
+    axes = three(p)
+    sizes, steps, stride = list(x.sizes), list(x.strides), list(axes.stride)
+    for axis in range(3):
+        if axes.y[axis] == 1:
+            stride[axis] = 1
+        elif stride[axis] > 1 and axes.w[axis] == 1 and axes.pad[axis] == 0:
+            # There is one tap: what lies between its pixels is nobody's business.
+            sizes[axis] = ceil(sizes[axis] / stride[axis])
+            steps[axis] *= stride[axis]
+            stride[axis] = 1
+    taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
+    seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
+    view = View(seen, y, pairs * p.n, pairs, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    for axis in range(3):
+        view = _unfolded(view, axis)
+    return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
+
+
+def _unfolded(view: View, axis: int) -> View:
+    """Where windows touch, windows and their elements are two axes, if one of the three is free for the elements."""
+    taps = view.taps
+    stride, touching = taps.stride[axis], (taps.stride[axis], 1, 0)
+    free = [a for a in range(3) if (taps.kernel[a], view.x.sizes[a], view.y.sizes[a]) == (1, 1, 1)]
+    touches = (taps.kernel[axis], taps.dilation[axis], taps.pad[axis]) == touching
+    if stride == 1 or not touches or not free or view.y.sizes[axis] * stride > view.x.sizes[axis]:
+        return view
+
+    def moved(values: Ints, kept: int, other: int) -> Ints:
+        return tuple(kept if a == axis else other if a == free[0] else value for a, value in enumerate(values))
+
+    step, of_w = view.x.strides[axis], view.w.strides[3 + axis]
+    w = (*view.w.strides[:3], *moved(view.w.strides[3:], 0, of_w))
+    return view._replace(
+        x=view.x._replace(
+            sizes=moved(view.x.sizes, view.y.sizes[axis], stride),
+            strides=(*moved(view.x.strides[:3], step * stride, step), view.x.strides[3]),
+        ),
+        taps=Taps(moved(taps.kernel, 1, stride), moved(taps.stride, 1, 1), taps.dilation, taps.pad),
+        w=view.w._replace(strides=w, kernel=moved(view.w.kernel, 1, stride)),
+    )
+
+
+def folded(p: Problem, y: Side, pairs: int, before: tuple[Launch, ...]) -> list[tuple[View, tuple[Launch, ...]]]:
+    """The problem with taps as channels of x: all of them, or all but some along the first axis."""
+    axes, first = three(p), 3 - p.rank
+    rows = [axes.w[first]]
+    if axes.dilation[first] == 1 and axes.stride[first] < axes.w[first]:
+        rows.append(axes.stride[first])
+    found = []
+    for some in rows:
+        left = ceil(axes.w[first] / some)
+        fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
+        kernel = tuple(left if axis == first else 1 for axis in range(3))
+        sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
+        x = _laid(p, "x", sizes, prod(fold) * p.cx)
+        launch = _lay(p, "x", x, fold, _PARTS[pairs])
+        taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
+        view = View(x, y, pairs * p.n, pairs, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
+        fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and _area(launch)[1] <= MOST_WORKSPACE
+        if fits:
+            found.append((view, (launch, *before)))
+    return found
+
+
+def _area(launch: Launch) -> tuple[str, int]:
+    """The area that a launch fills."""
+    values, constants = dict(launch.values), dict(launch.constants)
+    sizes, images, width = values["out_sizes"], values["images"], values["width"]
+    assert isinstance(sizes, tuple)
+    assert isinstance(images, int)
+    assert isinstance(width, int)
+    return launch.tensors[1][0], images * prod(sizes) * width * constants["SPLIT"] * 2
+
+
+def lay_seconds(launch: Launch, target: Target) -> float:
+    """The time that it takes to lay a tensor anew."""
+    size = _area(launch)[1]
+    plain = prod(launch.constant("FOLD")) == 1
+    read = size * (1 if launch.constant("SPLIT") == 1 else 0.7) if plain else 0.2 * size
+    instructions = size / 2 * (6 if plain else 20) / (128 * target.multiprocessors * target.clock * 1e9)
+    return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
+
+
+def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Launch:
+    axes, of = three(p), strides(p, role)
+    plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
+    width = side.strides[2]
+    columns = min(64, width & -width)
+    pixels = 2048 // columns
+    step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
+    values: Values = (
+        ("x_strides", (of[0], step, *of[3:])),
+        ("x_sizes", axes.sizes(role)),
+        ("out_sizes", side.sizes),
+        ("step", (1, 1, 1) if plain else axes.stride),
+        ("dilation", axes.dilation),
+        ("pad", (0, 0, 0) if plain else axes.pad),
+        ("images", p.n),
+        ("channels", side.channels // prod(fold)),
+        ("width", width),
+    )
+    constants: Constants = (
+        ("FOLD", fold),
+        ("SPLIT", parts),
+        ("PIXELS", pixels),
+        ("COLUMNS", columns),
+        ("WIDE", is_wide(p)),
+    )
+    count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
+    kind = "bf16" if p.dtype == "f32" else p.dtype
+    tensors = ((role, p.dtype), (LAID[role], kind))
+    return Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
+
+
+def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
+    """The ways to cut a view that are tried."""
+    orders = [order for order in permutations(range(3)) if order[1] < order[2]]
+    for order in orders:
+        seen = view.ordered(order)
+        for taps, step, shift in _groups_of_taps(seen):
+            if taps == 1 and order != orders[0]:
+                continue
+            for skip in (False, True):
+                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                    continue
+                for box in _boxes(seen, taps, shift, skip):
+                    for units, block, columns, split, joined in _tiles(seen, taps, item):
+                        cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
+                        if skip and not _is_worth_skipping(cut):
+                            continue
+                        if cut.registers <= REGISTERS and _stages(cut, target) >= 2:
+                            yield cut
+
+
+def _is_worth_skipping(cut: Cut) -> bool:
+    """Whether enough boxes lie in the padding for all taps of a tile."""
+    return 1 < cut.unit_parts <= MOST_PARTS and cut.whole < 0.97 * replace(cut, skip=False).whole
+
+
+def _groups_of_taps(view: View) -> Iterator[Ints]:
+    """Taps that read one box along the first axis, how far they are apart, and by how many rows."""
+    yield 1, 1, 0
+    stride, dilation, kernel = view.taps.stride[0], view.taps.dilation[0], view.taps.kernel[0]
+    step = stride // gcd(stride, dilation)
+    shift = dilation * step // stride
+    for taps in (2, 3, 4, 5):
+        if (taps - 1) * step < kernel and (taps - 1) * shift <= 16:
+            yield taps, step, shift
+
+
+@lru_cache(maxsize=256)
+def _four(pixels: int) -> tuple[Ints, ...]:
+    """Four powers of two whose product is that."""
+    bits = pixels.bit_length() - 1
+    found = []
+    for a in range(bits + 1):
+        for b in range(bits + 1 - a):
+            for c in range(bits + 1 - a - b):
+                found.append((1 << a, 1 << b, 1 << c, 1 << (bits - a - b - c)))
+    return tuple(found)
+
+
+def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
+    """The boxes that waste the fewest pixels, with the fewest rows of halo."""
+    sizes = (view.y.sizes[0], view.y.sizes[1], view.images, view.y.sizes[2])
+    stride = (view.taps.stride[0], view.taps.stride[1], 1, view.taps.stride[2])
+    found = []
+    for pixels in (64, 32):
+        for box in _four(pixels):
+            if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
+                continue
+            if taps > 1 and (pixels // box[0]) % 8:
+                continue
+            if view.pairs > 1 and view.images // view.pairs % box[2]:
+                continue
+            if skip and taps == 1 and max(box[0], box[1], box[3]) > 8:
+                continue
+            covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
+            halo = 1 + 0.25 * (taps - 1) * shift / box[0]
+            # Of boxes alike, the one whose pixels lie closest together.
+            found.append((covered * halo * (1.0 if pixels == 64 else 1.06), -box[3], -box[1], box))
+    found.sort()
+    best = [box for *_, box in found[:2]]
+    if skip and taps == 1:
+        single = (1, 1, 64, 1)
+        best += [single] if single not in best and view.pairs == 1 else []
+    yield from best
+
+
+def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
+    """Units, channels of a unit, columns, split, and groups of channels taken together."""
+    joined = 1
+    if view.groups > 1:
+        while joined < view.groups:
+            blocks = ceil(view.groups / (joined * 2))
+            x_width = _width(view.x.channels * joined * 2, blocks, item)
+            y_width = _width(view.y.channels * joined * 2, blocks, item)
+            if max(x_width, y_width) > 64:
+                break
+            joined *= 2
+    blocks = ceil(view.groups / joined)
+    x_width = _width(view.x.channels * joined, blocks, item)
+    y_width = _width(view.y.channels * joined, blocks, item)
+    most = max(16, 1 << (y_width - 1).bit_length())
+    for block in (64, 32, 16):
+        if block < 64 and x_width > block:
+            continue
+        beside = 64 // block
+        for columns in (16, 32, 64, 128, 256):
+            if columns > most:
+                continue
+            for split in (1, 2):
+                if split == 2 and columns * 2 > most:
+                    continue
+                for units in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14):
+                    if units * taps < 2 and split == 1:
+                        continue
+                    if units * taps > 16:
+                        continue
+                    yield units * beside, block, columns, split, joined
+
+
+def _stages(cut: Cut, target: Target) -> int:
+    """Stages that shared memory holds."""
+    return min(8, (target.shared - 1024) // cut.stage)
+
+
+def seconds(p: Problem, cut: Cut, target: Target) -> float:
+    """The time that a cut is expected to take; 0 if it cannot be taken."""
+    total = cut.whole * cut.group_blocks
+    programs = min(target.multiprocessors, total)
+    room = slots(cut, programs) * _slot_bytes(cut)
+    if total >= 2**31 or room > MOST_WORKSPACE:
+        return 0.0
+    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
+    # 128 bytes a cycle at best.
+    one = max(cut.columns / 2, 20 + cut.columns / 3.2) * 4096 / target.matrix
+    many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
+    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
+    stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
+    few = _stages(cut, target)
+    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.2
+    each = ceil(total / programs)
+    met = min(each, 1 + cut.tiles / programs)
+    found = each * stage / (target.clock * 1e9) + PROGRAM + met * SLOT
+    found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
+    moved = 2 * (programs * met) * _slot_bytes(cut)
+    return found + FINISH + moved / (target.bandwidth * 1e9 * 1.2)
+
+
+def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
+    view, item = cut.view, cut.item
+    parts = _PARTS[view.pairs]
+    images = view.images // view.pairs * parts
+    x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
+    y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
+    x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
+    y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
+    steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
+    x_swizzle, y_swizzle = min(128, cut.block * item), min(128, cut.columns * item)
+    more = cut.halo & -cut.halo or 1
+    x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
+    descriptors = (
+        Descriptor(view.y.tensor, kind, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
+        Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
+        Descriptor(view.x.tensor, kind, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
+    )
+    values = (*_list(cut), ("real_images", view.images // view.pairs))
+    constants: Constants = (
+        ("WALK", cut.walk),
+        ("BLOCK", cut.block),
+        ("COLUMNS", cut.columns),
+        ("SPLIT", cut.split),
+        ("HALO", cut.halo),
+        ("ROOM", cut.room),
+        ("HALO_BOX", more),
+        ("STAGES", _stages(cut, target)),
+        ("PAIRS", view.pairs),
+        ("REGISTERS", 232 if cut.registers > 160 else 216),
+    )
+    tensors = ((PARTS, "f32"),)
+    return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
+
+
+def _list(cut: Cut) -> Values:
+    """What both kernels are told of the list of tiles and boxes."""
+    view = cut.view
+    return (
+        ("x_sizes", view.x.sizes),
+        ("y_sizes", view.y.sizes),
+        ("images", view.images),
+        ("blocks", cut.blocks),
+        ("units", cut.all_units),
+        ("columns", cut.runs),
+        ("whole", cut.whole),
+        ("total", cut.whole * cut.group_blocks),
+        ("x_group", view.x.channels * cut.joined),
+        ("y_group", view.y.channels * cut.joined),
+        ("starts", cut.starts),
+    )
+
+
+def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
+    view, columns = cut.view, cut.columns * cut.split
+    per_tile = programs / cut.tiles + 1
+    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (32, 32, 4)
+    lanes = min(lanes, columns)
+    values: Values = (
+        *_list(cut),
+        ("runs", programs),
+        ("groups", view.groups),
+        ("x_channels", view.w.channels),
+        ("y_channels", view.y.channels),
+        ("kernel", view.w.kernel),
+        ("out_strides", view.w.strides),
+    )
+    constants: Constants = (
+        ("WALK", cut.walk),
+        ("BLOCK", cut.block),
+        ("COLUMNS", columns),
+        ("FOLD", view.w.fold),
+        ("ALIGN", ALIGN // cut.item),
+        ("ROWS", rows),
+        ("LANES", lanes),
+        ("SLOTS", at_once),
+        ("WIDE", is_wide(p)),
+        ("ACCUMULATE", p.accumulate),
+    )
+    count = cut.tiles * cut.sums * (64 // rows) * (columns // lanes)
+    tensors = ((PARTS, "f32"), ("w", p.out_dtype))
+    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights", early=True)

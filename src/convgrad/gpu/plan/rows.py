@@ -1,0 +1,446 @@
+"""Plans for depthwise layers and groups of few channels: programs that walk along rows (`kernels/rows.py`).
+
+Where channels lie side by side, they are in the lanes of a warp; where pixels do, runs of a row are. Axes are named
+depth, row and column: a layer in 1D whose channels lie side by side is walked along its only axis.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from ...dtypes import DTYPES
+from ...spec.problem import Ints, Problem, Role
+from ..target import Target
+from .axes import is_wide, strides, three
+from .cost import BANDWIDTH_SHARE, LAUNCH, finish_seconds
+from .launches import finish, out_tensor, workspace_strides
+from .records import PARTS, Constants, Launch, Plan, Values
+
+TYPES = ("f32", "bf16", "f16")
+MOST_TAPS = 64
+"""Taps whose weights or sums a thread holds for each channel of a result."""
+
+MOST_INSIDE = 144
+"""The same for the channels of a group that are inside of a thread: nine taps of four by four channels."""
+
+DOES = "products one by one along rows, what was read kept in registers"
+
+
+class Way(NamedTuple):
+    """How a problem is walked."""
+
+    pixels: bool  # runs of pixels are in the lanes, not channels
+    rows: int  # runs of a tile
+    columns: int  # channels of a tile
+    width: int  # columns of a run
+    height: int  # steps of a chunk
+    warps: int
+    ahead: int
+    unroll: int
+    taps: int = 0  # rows of taps of a program, for w
+    parts: int = 1
+    inside: bool = False  # a thread has the channels of groups
+    registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
+
+
+class Axis(NamedTuple):
+    """One spatial axis."""
+
+    x: int
+    w: int
+    y: int
+    stride: int
+    dilation: int
+    pad: int
+
+
+def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
+    """The plan for a problem, or why there is none."""
+    if reason := hindrance(p):
+        return reason
+    return settle(p, target, choose(p, target))
+
+
+def hindrance(p: Problem) -> str:
+    """Why a problem is not served."""
+    if p.dtype not in TYPES:
+        return "it is for f32, bf16 and f16"
+    if not p.flops:
+        return "there is nothing to sum"
+    if p.cx * p.cy > (4 if p.g == 1 else 16):
+        return "it is for groups of few channels"
+    _, row, column = spatial(p)
+    summed = p.cy if p.wanted == "x" else p.cx
+    if not are_inside(p):
+        if summed * (p.cx if p.wanted == "w" else 1) > 2 and not lie_in_space(p):
+            return "channels of a group are not side by side"
+        if p.wanted != "w" and prod(p.w) * summed > MOST_TAPS:
+            return f"it is for at most {MOST_TAPS} taps"
+    if column.w > 16 or column.stride > 4 or row.stride > 4:
+        return "its rows would be too long"
+    if p.wanted == "x" and row.stride > 1 and row.dilation > 1:
+        return "it is not for strides and dilations together"
+    return ""
+
+
+def are_inside(p: Problem) -> bool:
+    """Whether a thread has whole groups: their channels lie side by side, and so do groups."""
+    if p.cx * p.cy == 1 or lie_in_space(p):
+        return False
+    for role, count in (("x", p.cx), ("y", p.cy)):
+        of = p.strides(role)
+        if count not in (1, 2, 4) or of[1] != count or (count > 1 and of[2] != 1):
+            return False
+    row, column = spatial(p)[1:]
+    return column.w * p.cx * p.cy * (1 if p.wanted == "w" else row.w * spatial(p)[0].w) <= MOST_INSIDE
+
+
+def lie_in_space(p: Problem) -> bool:
+    """Whether pixels lie side by side, in both large tensors."""
+    return all(_unit_column(p, role) for role in ("x", "y"))
+
+
+def _unit_column(p: Problem, role: Role) -> bool:
+    of, sizes = strides(p, role), three(p).sizes(role)
+    return of[5] == 1 or (sizes[2] == 1 and of[1] != 1)
+
+
+def order(p: Problem) -> Ints:
+    """The spatial axes as depth, row and column."""
+    return (0, 2, 1) if p.rank == 1 and not lie_in_space(p) else (0, 1, 2)
+
+
+def spatial(p: Problem) -> tuple[Axis, Axis, Axis]:
+    """The axes of depth, row and column."""
+    axes = three(p)
+    found = []
+    for at in order(p):
+        axis = Axis(*(getattr(axes, name)[at] for name in Axis._fields))
+        found.append(axis if axis.w > 1 else axis._replace(dilation=1))
+    return found[0], found[1], found[2]
+
+
+def arranged(p: Problem, of: Ints) -> Ints:
+    """Strides whose spatial axes are depth, row and column."""
+    return (*of[:3], *(of[3 + at] for at in order(p)))
+
+
+class Walk(NamedTuple):
+    """How rows of results go over rows of the input: the constants of `kernels/rows.py`."""
+
+    live: int
+    down: int
+    up: int
+    classes: int
+    row: Ints
+    extra: int
+    taps: tuple[Ints, ...]
+    results: int  # rows of a class
+
+
+def walk(p: Problem, taps: int = 0) -> Walk:
+    """The walk of a problem; of w, with so many rows of taps at once."""
+    row, back = spatial(p)[1], p.wanted == "x"
+    kernel = taps or row.w
+    if back and row.stride > 1:
+        lead = -((kernel - 1 - row.pad) // row.stride)
+        live = max(kernel, row.stride)
+        extra = (row.stride - 1 + row.pad) // row.stride - lead
+        met = tuple(e if e < kernel else -1 for e in range(live))
+        results = ceil(row.x / row.stride)
+        return Walk(live, 1, row.stride, 1, (0, lead, row.stride * lead - row.pad), extra, (met,), results)
+    pad = (kernel - 1) * row.dilation - row.pad if back else row.pad
+    step, live = row.stride, ceil(kernel / row.stride)
+    rows = []
+    for i in range(step):
+        taps_met = (i + step * (live - 1 - e) for e in range(live))
+        rows.append(tuple(-1 if k >= kernel else kernel - 1 - k if back else k for k in taps_met))
+    results = ceil((row.x if back else row.y) / row.dilation)
+    return Walk(live, step, 1, row.dilation, (step, -pad, 1 - live), live - 1, tuple(rows), results)
+
+
+def along(p: Problem, axis: Axis) -> Ints:
+    """How a position of the input follows from a result's: its factor, that of the tap, the start, the divisor."""
+    if p.wanted == "x":
+        return (1, -axis.dilation, axis.pad, axis.stride)
+    return (axis.stride, axis.dilation, -axis.pad, 1)
+
+
+def vector(p: Problem, role: Role, step: int, dtype: str) -> int:
+    """Columns of a tensor that are read or written at once, where runs begin `step` apart."""
+    of = arranged(p, strides(p, role))
+    if of[5] != 1:
+        return 1
+    size, found = three(p).sizes(role)[order(p)[2]], 16 // DTYPES[dtype].size
+    numbers = (size, step, *of[:5])
+    while any(number % found for number in numbers):
+        found //= 2
+    return found
+
+
+class Reads(NamedTuple):
+    """What a run reads of a row: pieces by first column and size, and the column that each tap of a result meets."""
+
+    origin: int  # columns from run to run
+    pieces: tuple[Ints, ...]
+    uses: tuple[Ints, ...]
+
+
+def reads(p: Problem, width: int, each: int = 1) -> Reads:
+    """The columns that a run of so many results needs, each of so many channels; for w, a run of y."""
+    axis = spatial(p)[2]
+    back = p.wanted == "x"
+    table: list[list[int | None]] = []
+    for i in range(width):
+        line: list[int | None] = []
+        for k in range(axis.w):
+            at = i + axis.pad - k * axis.dilation
+            if back:
+                line.append(at // axis.stride if at % axis.stride == 0 else None)
+            else:
+                line.append(i * axis.stride + k * axis.dilation - axis.pad)
+        table.append(line)
+    origin = width // axis.stride if back else width * axis.stride
+    most = vector(p, "y" if back else "x", origin, p.dtype) if each == 1 else 1
+    needed = sorted({at for line in table for at in line if at is not None})
+    pieces: list[tuple[int, int]] = []
+    for block in dict.fromkeys(at // most for at in needed):
+        inside = [at for at in needed if at // most == block]
+        size = 1
+        while inside[0] // size != inside[-1] // size:
+            size *= 2
+        pieces.append((inside[0] // size * size, size))
+    columns = [first + i for first, size in pieces for i in range(size)]
+    uses = tuple(tuple(-1 if at is None else columns.index(at) for at in line) for line in table)
+    return Reads(origin, tuple((first, size * each) for first, size in pieces), uses)
+
+
+def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
+    """The plan that goes a way."""
+    split = _is_split(p, way)
+    launch = _weights_launch(p, way) if p.wanted == "w" else _rows_launch(p, way)
+    launches = (launch, *((finish(p, way.parts),) if split else ()))
+    areas = ((PARTS, way.parts * p.size(p.wanted) * 4),) if split else ()
+    time = p.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE) + LAUNCH
+    if split:
+        time += finish_seconds(target, p.size(p.wanted), way.parts, p.dtype)
+    tile = (way.rows, way.columns, way.width, way.height)
+    kernel = "rows_weights" if p.wanted == "w" else "rows"
+    return Plan(kernel, DOES, launches, areas, time, why, "", tile, way.parts)
+
+
+def _is_split(p: Problem, way: Way) -> bool:
+    """Whether sums are finished by another kernel; where results are added to what was there, they always are."""
+    return p.wanted == "w" and (way.parts > 1 or p.accumulate)
+
+
+def unit(of: Ints, pixels: bool) -> int:
+    """The axis that is known to be contiguous."""
+    for axis in (5, 1) if pixels else (1, 5):
+        if of[axis] == 1:
+            return axis
+    return -1
+
+
+def _rows_launch(p: Problem, way: Way) -> Launch:
+    given: Role = "x" if p.wanted == "y" else "y"
+    summed, made = (p.cx, p.cy) if p.wanted == "y" else (p.cy, p.cx)
+    over, read = walk(p), reads(p, way.width, summed if way.inside else 1)
+    a, out = (arranged(p, strides(p, role)) for role in (given, p.wanted))
+    w = arranged(p, strides(p, "w"))
+    if p.wanted == "y":
+        w = (w[0], w[2], w[1], *w[3:])
+    flat = made == 1 or (out[1] == made * out[2] and not way.inside)
+    if made == 1:
+        out = (out[0], out[1], out[1], *out[3:])
+    sizes = sizes_of(p, p.wanted)
+    values: Values = (
+        ("a_strides", a),
+        ("w_strides", w),
+        ("out_strides", out),
+        ("bias_stride", p.bias_stride or 0),
+        ("a_sizes", sizes_of(p, given)),
+        ("out_sizes", sizes),
+        ("images", p.n),
+        ("channels", across(p, way)),
+        ("runs", ceil(sizes[2] / way.width)),
+        ("chunks", ceil(over.results / way.height)),
+        ("height", way.height),
+    )
+    out_unit = next((axis for axis in ((5, 2) if way.pixels else (2, 5)) if out[axis] == 1), -1)
+    constants: Constants = (
+        ("KERNEL", tuple(axis.w for axis in spatial(p))),
+        ("DEPTH", along(p, spatial(p)[0])),
+        ("LIVE", over.live),
+        ("DOWN", over.down),
+        ("UP", over.up),
+        ("CLASSES", over.classes),
+        ("ROW", over.row),
+        ("EXTRA", over.extra),
+        ("ROW_TAPS", over.taps),
+        ("ORIGIN", read.origin),
+        ("PIECES", read.pieces),
+        ("USES", read.uses),
+        ("SUMMED", summed),
+        ("MADE", made),
+        ("INSIDE", way.inside),
+        ("FLAT", flat),
+        ("A_UNIT", unit(a, way.pixels)),
+        ("W_UNIT", 0 if w[0] == 1 else -1),
+        ("OUT_UNIT", out_unit),
+        ("WIDTH", way.width),
+        ("OUT_VECTOR", vector(p, p.wanted, way.width, p.out_dtype) if way.pixels else 1),
+        ("ROWS", way.rows),
+        ("COLUMNS", way.columns),
+        ("AHEAD", way.ahead),
+        ("UNROLL", way.unroll),
+        ("WIDE", is_wide(p)),
+        ("BIAS", p.bias_stride is not None),
+        ("ACCUMULATE", p.accumulate),
+    )
+    result = (p.wanted, p.out_dtype)
+    tensors = ((given, p.dtype), ("w", p.dtype), result, ("bias", p.dtype) if p.bias_stride is not None else result)
+    programs = ceil(lanes(p, way) / way.rows) * ceil(across(p, way) / way.columns)
+    return Launch("rows", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
+
+
+def lanes(p: Problem, way: Way) -> int:
+    """Runs of all images and chunks."""
+    sizes, over = sizes_of(p, _walked(p)), walk(p, way.taps)
+    return p.n * sizes[0] * over.classes * ceil(over.results / way.height) * ceil(sizes[2] / way.width)
+
+
+def across(p: Problem, way: Way) -> int:
+    """Channels of results, pairs of channels for w, or groups: what is in the lanes besides runs."""
+    if way.inside:
+        return p.g
+    return p.g * (p.cy * p.cx if p.wanted == "w" else p.cy if p.wanted == "y" else p.cx)
+
+
+def _walked(p: Problem) -> Role:
+    """The tensor that runs are of."""
+    return "y" if p.wanted == "w" else p.wanted
+
+
+def sizes_of(p: Problem, role: Role) -> Ints:
+    """Depth, rows and columns of a tensor."""
+    sizes = three(p).sizes(role)
+    return tuple(sizes[at] for at in order(p))
+
+
+def _weights_launch(p: Problem, way: Way) -> Launch:
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
+    x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
+    split = _is_split(p, way)
+    out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
+    sizes = sizes_of(p, "y")
+    step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
+    kernel = tuple(axis.w for axis in spatial(p))
+    values: Values = (
+        ("x_strides", x),
+        ("y_strides", y),
+        ("out_strides", out),
+        ("x_sizes", sizes_of(p, "x")),
+        ("y_sizes", sizes),
+        ("images", p.n),
+        ("channels", across(p, way)),
+        ("runs", ceil(sizes[2] / way.width)),
+        ("chunks", ceil(over.results / way.height)),
+        ("height", way.height),
+        ("parts", way.parts),
+        ("part_stride", p.size("w") if split else 0),
+    )
+    constants: Constants = (
+        ("KERNEL", kernel),
+        ("DEPTH", along(p, spatial(p)[0])),
+        ("TAPS", way.taps),
+        ("LIVE", over.live),
+        ("DOWN", over.down),
+        ("CLASSES", over.classes),
+        ("ROW", over.row),
+        ("ORIGIN", read.origin),
+        ("PIECES", read.pieces),
+        ("USES", read.uses),
+        ("Y_PIECES", tuple((first, step * (p.cy if way.inside else 1)) for first in range(0, way.width, step))),
+        ("X_CHANNELS", p.cx),
+        ("Y_CHANNELS", p.cy),
+        ("INSIDE", way.inside),
+        ("X_UNIT", unit(x, way.pixels)),
+        ("Y_UNIT", unit(y, way.pixels)),
+        ("OUT_UNIT", 0 if out[0] == 1 else -1),
+        ("WIDTH", way.width),
+        ("ROWS", way.rows),
+        ("COLUMNS", way.columns),
+        ("AHEAD", way.ahead),
+        ("UNROLL", way.unroll),
+        ("JOINED", _power(kernel[2] * (p.cx * p.cy if way.inside else 1))),
+        ("COLUMN", spatial(p)[2][3:]),
+        ("WIDE", is_wide(p)),
+    )
+    programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
+    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
+
+
+def _power(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def choose(p: Problem, target: Target) -> Way:
+    """The way for a problem."""
+    way = _tile(p)
+    best, least = way, float("inf")
+    over = walk(p, way.taps)
+    channel_tiles = ceil(across(p, way) / way.columns)
+    if p.wanted == "w":
+        channel_tiles *= ceil(spatial(p)[1].w / way.taps) * spatial(p)[0].w
+    for chunks in range(1, min(over.results, 64) + 1):
+        found = way._replace(height=ceil(over.results / chunks))
+        tiles = ceil(lanes(p, found) / way.rows)
+        if p.wanted == "w":
+            # All programs at once, each with some tiles.
+            parts = max(1, min(tiles, 2 * target.multiprocessors * 4 // way.warps // channel_tiles))
+            rounds = ceil(tiles / parts)
+            found = found._replace(parts=parts)
+        else:
+            rounds = ceil(tiles * channel_tiles / (target.multiprocessors * max(1, 16 // way.warps)))
+        cost = rounds * (found.height + over.extra + 6)
+        if cost < least * 0.98:
+            best, least = found, cost
+    return best
+
+
+def _tile(p: Problem) -> Way:
+    """The tile of a problem, with one chunk."""
+    column, row = spatial(p)[2], spatial(p)[1]
+    pixels, inside = lie_in_space(p), are_inside(p)
+    item, taps = DTYPES[p.dtype].size, row.w * column.w
+    pairs = p.cx * p.cy if inside else 1
+    rows_of_taps = 0
+    if p.wanted == "w":
+        rows_of_taps = row.w
+        while rows_of_taps * column.w * pairs > (MOST_INSIDE if inside else MOST_TAPS):
+            rows_of_taps = ceil(rows_of_taps / 2)
+        taps = rows_of_taps * column.w
+    each = 1 if pixels else 16 // item if taps * pairs <= 4 else 4 if taps * pairs <= 12 else 2 if pairs == 1 else 1
+    size = sizes_of(p, _walked(p))[2]
+    width = 16 // item if pixels else 2 if inside else 4
+    while width >= 2 * size:
+        width //= 2
+    if p.wanted == "x":
+        width = max(1, ceil(width / column.stride)) * column.stride
+        if pixels and column.stride in (1, 2, 4):
+            width = max(width, 8 // item * column.stride)
+    warps = 4
+    elements = 32 * warps * each
+    over, way = walk(p, rows_of_taps), Way(pixels, 1, 1, width, 1, warps, 1, 1, rows_of_taps, 1, inside)
+    channels = across(p, way)
+    columns = 1
+    if not pixels:
+        columns = 64 if inside else min((64, 32, 128), key=lambda c: ceil(channels / c) * c)
+        columns = max(min(columns, _power(channels)), 16 // item if each >= 16 // item else each)
+    while elements // columns >= 2 * lanes(p, way) and columns < _power(channels):
+        columns *= 2
+    return way._replace(rows=max(1, elements // columns), columns=columns, height=over.results)

@@ -1,0 +1,238 @@
+"""Gathers for Hopper: what they read, which boxes they are given, and that they compile to what was meant."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import pytest
+from test_offline import machine_code, spills
+
+from convgrad.gpu import compile as compiler
+from convgrad.gpu.plan import registry
+from convgrad.gpu.plan.hopper import fold, gather, launches, views, ways
+from convgrad.gpu.plan.records import Plan
+from convgrad.gpu.target import of_kind
+from convgrad.spec import Problem
+from marks import slow_but
+
+TARGET = of_kind("sm_90")
+
+LAYERS = {
+    "dense": "{} {} n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "narrow": "{} {} n16 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "pointwise": "{} {} n16 g1 cx256 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio",
+    "strided": "{} {} n16 g1 cx128 cy128 x29x31 w3x3 y15x16 s2x2 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "patches": "{} {} n16 g1 cx8 cy96 x32x32 w4x4 y8x8 s4x2 d1x1 p0x0 x@nxc y@nxc",
+    "stem": "{} {} n16 g1 cx3 cy64 x64x64 w7x7 y32x32 s2x2 d1x1 p3x3 x@nxc y@nxc w@xio",
+    "grouped": "{} {} n16 g32 cx4 cy4 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio bias",
+    "3d": "{} {} n2 g1 cx32 cy32 x16x18x20 w3x3x3 y16x18x20 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc w@xio",
+    "1d": "{} {} n16 g1 cx64 cy64 x500 w9 y500 s1 d1 p4 x@nxc y@nxc w@xio bias accumulate",
+}
+
+STORES = {
+    "copy": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "turned": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 y@nxc",
+    "rows": "x bf16 n16 g1 cx3 cy96 x32x32 w4x4 y8x8 s4x4 d1x1 p0x0 x@nxc y@nxc",
+    "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
+}
+"""A problem for each way to store results, and what machine code shows of it."""
+STORED = {"copy": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
+
+
+def planned(name, wanted="x", dtype="bf16", precision="default"):
+    found = gather.plan(Problem.parse(LAYERS[name].format(wanted, dtype)), TARGET, precision)
+    assert isinstance(found, Plan), found
+    return found
+
+
+@pytest.mark.parametrize("wanted", "xy")
+@pytest.mark.parametrize("strides", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("dilations", [(1, 1), (2, 4)])
+def test_views_meet_what_the_definition_says(wanted, strides, dilations):
+    """Every result reads, by all of its taps, the positions that belong to it; no more, and none twice."""
+    sizes = "n1 g1 cx8 cy8 x9x11 w4x3"
+    line = "{} bf16 {} y7x5 s{}x{} d{}x{} p2x-1 x@nxc y@nxc".format(wanted, sizes, *strides, *dilations)
+    problem = Problem.parse(line)
+    space = views.space(problem)
+    tap_step, step = views.steps_of(space)
+    back = wanted == "x"
+    found = set()
+    for view in views.views(space, back):
+        for taps in product(*map(range, view.taps)):
+            tap = tuple(view.tap[a] + taps[a] * tap_step[a] for a in range(3))
+            moved = tuple(view.first[a] + taps[a] * (-step[a] if back else step[a]) for a in range(3))
+            for q in product(*map(range, space.made)):
+                to = tuple(q[a] * space.stride[a] + view.phase[a] for a in range(3)) if back else q
+                read = tuple(q[a] + moved[a] for a in range(3))
+                if not back:
+                    read = tuple(read[a] * space.stride[a] + view.phase[a] for a in range(3))
+                if all(0 <= read[a] < space.given[a] and to[a] < space.made[a] for a in range(3)):
+                    assert (to, tap, read) not in found
+                    found.add((to, tap, read))
+    for to, tap in product(product(*map(range, space.made)), product(*map(range, space.kernel))):
+        for read in product(*map(range, space.given)):
+            x, y = (to, read) if back else (read, to)
+            meet = all(y[a] * space.stride[a] + tap[a] * space.dilation[a] - space.pad[a] == x[a] for a in range(3))
+            assert ((to, tap, read) in found) == meet
+
+
+def test_positions_within_a_stride_meet_all_that_reaches_them():
+    problem = Problem.parse("x bf16 n1 g1 cx3 cy8 x20x20 w7x5 y10x7 s2x3 d1x2 p3x4 x@nxc y@nxc")
+    space = views.space(problem)
+    first, count = ways.meeting(space)
+    for axis in range(3):
+        met = set()
+        for i, k in product(range(space.stride[axis]), range(space.kernel[axis])):
+            far = i + space.pad[axis] - k * space.dilation[axis]
+            met |= {far // space.stride[axis]} if far % space.stride[axis] == 0 else set()
+        assert min(met) == first[axis]
+        assert max(met) < first[axis] + count[axis]
+
+
+def addresses(problem):
+    """For every element of y, the pairs of elements of x and w whose products it sums, all by their addresses."""
+    found = {}
+    at = lambda strides, index: sum(i * s for i, s in zip(index, strides, strict=True))  # noqa: E731
+    for y in product(*map(range, problem.shape("y"))):
+        n, g, cy, *o = y
+        pairs = []
+        for cx, *k in product(range(problem.cx), *map(range, problem.w)):
+            x = [
+                i * s + j * d - b
+                for i, j, s, d, b in zip(o, k, problem.stride, problem.dilation, problem.pad, strict=True)
+            ]
+            if all(0 <= i < size for i, size in zip(x, problem.x, strict=True)):
+                pairs.append((at(problem.x_strides, (n, g, cx, *x)), at(problem.w_strides, (g, cy, cx, *k))))
+        found[at(problem.y_strides, y)] = sorted(pairs)
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y bf16 n2 g1 cx3 cy2 x8x8 w4x4 y2x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio",
+        "y bf16 n2 g1 cx3 cy2 x9x8 w2x3 y3x3 s3x2 d2x1 p0x0 x@nxc w@xio",
+        "y bf16 n1 g1 cx1 cy2 x9x8 w3x2 y7x7 s1x1 d1x1 p0x0",
+        "y bf16 n2 g1 cx4 cy3 x9 w3 y3 s3 d1 p0 x@nxc w@xio",
+    ],
+)
+def test_windows_are_read_as_channels(line):
+    problem = Problem.parse(line)
+    other = fold.folded(problem)
+    assert other is not None
+    assert addresses(other) == addresses(problem)
+
+
+def test_windows_with_padding_are_not_read_as_channels():
+    for line in ("p1x0", "d1x2", "y3x2", "x@ncx"):
+        words = "y bf16 n2 g1 cx3 cy2 x9x9 w4x4 y2x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio"
+        for key in ("p", "d", "y", "x@"):
+            if line.startswith(key):
+                words = re.sub(rf" {key}[0-9n]\S*", f" {line}", words, count=1)
+        assert fold.folded(Problem.parse(words)) is None, words
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_plans_fit_the_machine(name):
+    for wanted, dtype in (("x", "bf16"), ("y", "f16"), ("x", "f32")):
+        problem = Problem.parse(LAYERS[name].format(wanted, dtype))
+        found = gather.plan(problem, TARGET, "tf32")
+        if isinstance(found, str):
+            assert wanted == "y", found
+            continue
+        launch = found.launches[-1]
+        box, rows, more = (launch.constant(word) for word in ("BOX", "ROWS", "MORE"))
+        assert prod(box) == found.tile[0]
+        assert max(*box, more) <= 256
+        assert rows == 1 or (prod(box[1:]) % 8 == 0 and more >= (rows - 1) * abs(launch.constant("OSTEP")[1]))
+        assert 1 <= launch.programs <= TARGET.multiprocessors
+        assert not launch.constant("RESIDENT") or launch.programs % dict(launch.values)["tiles"][0] == 0
+        for descriptor in launch.descriptors:
+            assert descriptor.strides[-1] == 1
+            item = 4 if dtype == "f32" else 2
+            assert not any(stride * item % 16 for stride in (*descriptor.strides[:-1], descriptor.offset))
+            assert descriptor.block[-1] * item >= 16
+
+
+def test_the_level_says_what_it_does_not_serve():
+    dense = Problem.parse(LAYERS["dense"].format("x", "bf16"))
+    for changed, reason in [
+        (replace(dense, wanted="w"), "it makes y and x"),
+        (replace(dense, dtype="f64", out_dtype="f64"), "f64 has other matrix units"),
+        (
+            Problem.parse(LAYERS["dense"].format("x", "bf16").replace("y@nxc", "")),
+            "channels of y do not lie side by side",
+        ),
+        (Problem.parse(LAYERS["stem"].format("y", "bf16")), "strides of x are no multiples of 16 bytes"),
+    ]:
+        assert gather.plan(changed, TARGET) == reason
+    assert registry.make_plan(dense, TARGET).level == "Hopper's gathers"
+    assert registry.make_plan(dense, of_kind("sm_100")).level != "Hopper's gathers"
+    assert registry.make_plan(dense, TARGET, aligned=False).level != "Hopper's gathers"
+
+
+def test_a_plan_follows_the_machine_and_tells_why():
+    found = planned("dense")
+    assert any("taps read one box" in reason for reason in found.why)
+    small = replace(TARGET, multiprocessors=5, shared=100_000)
+    tight = gather.plan(Problem.parse(LAYERS["dense"].format("x", "bf16")), small)
+    assert isinstance(tight, Plan)
+    assert tight.launches[-1].programs <= 5
+    assert tight.seconds > found.seconds
+    assert any("positions within a stride" in reason for reason in planned("stem").why)
+    assert any("groups share a product" in reason for reason in planned("grouped").why)
+
+
+QUICK = [("dense", "x", "bf16"), ("stem", "x", "bf16")]
+ALL = [(name, wanted, dtype) for name in LAYERS for wanted in "xy" for dtype in ("bf16", "f16", "tf32", "bf16x6")]
+
+
+@pytest.mark.parametrize(("name", "wanted", "dtype"), slow_but(QUICK, ALL))
+def test_gathers_compile(name, wanted, dtype):
+    """Loops are of matrix instructions, and nothing spills."""
+    problem = Problem.parse(LAYERS[name].format(wanted, "f32" if dtype in ("tf32", "bf16x6") else dtype))
+    plan = gather.plan(problem, TARGET, dtype)
+    if isinstance(plan, str):
+        assert (name, wanted) == ("stem", "y"), plan
+        return
+    for launch in plan.launches:
+        kernel = compiler.build(launch, TARGET, aligned=True)
+        assert kernel.metadata.shared <= TARGET.shared
+        assert spills(kernel) == 0, plan
+        if launch.kernel == "gather":
+            assert "wgmma.mma_async" in kernel.asm["ptx"]
+            assert re.search(r"cp\.async\.bulk\.tensor\.5d", kernel.asm["ptx"])
+
+
+@pytest.mark.parametrize("store", slow_but(["turned"], STORES))
+def test_results_are_stored_together(store):
+    plan = gather.plan(Problem.parse(STORES[store]), TARGET)
+    assert isinstance(plan, Plan), plan
+    assert plan.launches[-1].constant("STORE") == store
+    assert re.search(STORED[store], machine_code(compiler.build(plan.launches[-1], TARGET, aligned=True)))
+
+
+@pytest.mark.parametrize("kind", slow_but(["resident"], ["resident", "ring", "halo", "rows", "plain"]))
+def test_other_candidates_compile(kind):
+    """Ways that the model does not choose for these layers would be computed as well."""
+    name = {"rows": "strided", "plain": "stem"}.get(kind, "narrow")
+    problem = Problem.parse(LAYERS[name].format("x", "bf16"))
+    space = views.space(problem)
+    operands = gather.operands_of(problem, TARGET, "default")
+    for candidate in (
+        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, way, TARGET)
+    ):
+        plan = launches.settle(problem, space, candidate, TARGET)
+        constants = dict(plan.launches[-1].constants)
+        is_it = {
+            "resident": constants["RESIDENT"],
+            "ring": not constants["RESIDENT"] and constants["ROWS"] == 1,
+            "halo": not constants["RESIDENT"] and constants["ROWS"] > 1,
+        }.get(kind, constants["STORE"] == kind)
+        if is_it and constants["BOX"][1:3] == (1, 1):
+            compiler.build(plan.launches[-1], TARGET, aligned=True)
+            return
+    pytest.fail(f"no candidate is {kind}")

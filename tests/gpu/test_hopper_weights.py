@@ -1,0 +1,173 @@
+"""Weight gradients on Hopper, where there is none: plans, what kernels do as NumPy does it, and their machine code."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import boxes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad.gpu.plan.hopper import weights as hopper
+from convgrad.gpu.plan.registry import make_plan
+from convgrad.gpu.target import of_kind
+from convgrad.spec import Problem
+from marks import slow_but
+
+TARGET = of_kind("sm_90")
+SMALL = replace(TARGET, multiprocessors=5)
+NXC = "x@nxc y@nxc"
+
+PROBLEMS = {
+    "dense": f"w bf16 n2 g1 cx16 cy24 x7x6 w3x3 y7x6 s1x1 d1x1 p1x1 {NXC} w@xio",
+    "strided": f"w bf16 n3 g1 cx72 cy40 x9x5 w3x2 y5x3 s2x2 d1x1 p1x1 {NXC}",
+    "pairs of rows": f"w f16 n1 g1 cx16 cy8 x17x13 w4x4 y9x7 s2x2 d1x1 p1x2 {NXC}",
+    "strides and dilations": f"w bf16 n1 g1 cx16 cy8 x17x13 w5x4 y3x5 s6x2 d2x3 p2x1 {NXC}",
+    "3D": f"w bf16 n2 g1 cx32 cy16 x4x5x6 w3x3x3 y4x5x6 s1x1x1 d1x1x1 p1x1x1 {NXC} out:f32",
+    "1D": f"w bf16 n2 g1 cx16 cy16 x40 w9 y40 s1 d1 p4 {NXC}",
+    "grouped": f"w bf16 n2 g4 cx6 cy10 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
+    "large groups": f"w bf16 n2 g2 cx92 cy76 x6x6 w1x3 y6x6 s1x1 d1x1 p0x1 {NXC}",
+    "depthwise": f"w bf16 n2 g24 cx1 cy1 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
+    "far taps": f"w bf16 n2 g1 cx8 cy8 x17x17 w3x3 y17x17 s1x1 d6x6 p6x6 {NXC}",
+    "padding beyond the kernel": f"w bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 {NXC}",
+    "pointwise": f"w bf16 n1 g1 cx64 cy128 x10x10 w1x1 y5x5 s2x2 d1x1 p0x0 {NXC}",
+    "stem": f"w bf16 n2 g1 cx3 cy16 x12x12 w7x7 y6x6 s2x2 d1x1 p3x3 {NXC}",
+    "patches": f"w bf16 n2 g1 cx3 cy16 x32x32 w16x16 y2x2 s16x16 d1x1 p0x0 {NXC}",
+    "windows that touch": f"w bf16 n2 g1 cx16 cy16 x21x6 w10x2 y2x3 s10x2 d1x1 p0x0 {NXC}",
+    "stem, channels first": "w bf16 n1 g1 cx5 cy16 x12x9 w3x3 y8x7 s1x1 d2x2 p1x2 y@nxc",
+    "f32": f"w f32 n2 g1 cx9 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
+    "stem in f32": f"w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 {NXC}",
+    "grouped in f32": f"w f32 n2 g3 cx5 cy6 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+def weights(p: Problem, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The definition."""
+    w, every = np.zeros(p.shape("w")), (slice(None),) * 3
+    for tap in np.ndindex(*p.w):
+        ranges = [p.reach(axis, k) for axis, k in enumerate(tap)]
+        if any(stop <= start for start, stop in ranges):
+            continue
+        shifts = [k * d - b for k, d, b in zip(tap, p.dilation, p.pad, strict=True)]
+        of_y = tuple(slice(*found) for found in ranges)
+        of_x = tuple(
+            slice(start * s + shift, (stop - 1) * s + shift + 1, s)
+            for (start, stop), s, shift in zip(ranges, p.stride, shifts, strict=True)
+        )
+        left, right = (t[every + at].reshape(*t.shape[:3], -1) for t, at in ((x, of_x), (y, of_y)))
+        w[every + tap] = np.einsum("ngcs,ngds->gdc", left, right)
+    return w
+
+
+def view(memory: np.ndarray, p: Problem, role: str) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(memory, p.shape(role), [8 * stride for stride in p.strides(role)])
+
+
+def room(p: Problem, role: str) -> int:
+    return sum((size - 1) * stride for size, stride in zip(p.shape(role), p.strides(role), strict=True)) + 1
+
+
+def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
+    """The best plan, and some others."""
+    found = hopper.views(p, precision)
+    assert not isinstance(found, str), found
+    every = [(cut, before) for seen, before in found for cut in hopper.cuts(seen, 2, SMALL)]
+    ways = [way for way in every if hopper.seconds(p, way[0], SMALL)]
+    ways.sort(key=lambda way: hopper.seconds(p, way[0], SMALL))
+    kept = ways[:1] + random.Random(0).sample(ways, min(count, len(ways)))
+    return [hopper.settle(p, SMALL, *way, 1e-6) for way in kept]
+
+
+WAYS = [(name, way) for name, line in PROBLEMS.items() for way in ("bf16x6", "tf32")[: 1 + (" f32 " in line)]]
+
+
+@pytest.mark.parametrize(("name", "precision"), WAYS)
+def test_boxes_and_slots_make_the_weights(name, precision):
+    p = Problem.parse(PROBLEMS[name])
+    most = 2 if p.dtype != "f32" else 60000 if precision == "bf16x6" else 120  # what parts hold exactly
+    rng = np.random.default_rng(0)
+    given = {role: rng.integers(-most, most + 1, room(p, role)).astype(float) for role in "xy"}
+    expected = weights(p, view(given["x"], p, "x"), view(given["y"], p, "y"))
+    for plan in plans(p, 2, precision):
+        *before, sums, finish = plan.launches
+        memory = given | {
+            launch.tensors[1][0]: boxes.fold_taps(launch, given[launch.tensors[0][0]]) for launch in before
+        }
+        slots = boxes.weights_boxes(sums, memory)
+        out = np.full(room(p, "w"), np.nan)
+        boxes.finish_weights(finish, slots, out)
+        assert np.array_equal(view(out, p, "w"), expected), str(plan)
+
+
+def test_what_is_left_to_others():
+    for line, reason in [
+        ("x bf16 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "it takes weight gradients"),
+        ("w f64 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "it takes f32, bf16 and f16"),
+        ("w bf16 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1", "do not lie side by side"),
+        ("w bf16 n2 g1 cx33 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "no multiples of 16 bytes"),
+        ("w bf16 n2 g2 cx64 cy64 x33x33 w2x2 y4x4 s10x10 d1x1 p0x0 x@nxc y@nxc", "a stride is above 8"),
+        ("w bf16 n0 g1 cx64 cy64 x33x33 w2x2 y32x32 s1x1 d1x1 p0x0 x@nxc y@nxc", "there is no product"),
+    ]:
+        assert reason in hopper.plan(Problem.parse(line), TARGET, "default")
+    dense = Problem.parse(PROBLEMS["f32"])
+    assert "it takes f32 by" in hopper.plan(dense, TARGET, "ieee")
+    assert hopper.plan(dense, TARGET, "default").precision == "bf16x6"
+    assert hopper.plan(dense, TARGET, "tf32").precision == "bf16x3"
+
+
+def test_layers_get_the_forms_that_are_made_for_them():
+    def walk(line):
+        plan = make_plan(Problem.parse(line), TARGET)
+        assert plan.kernel == "weights_boxes"
+        assert plan.workspace <= hopper.MOST_WORKSPACE + (128 << 20)
+        return boxes.numbers(plan.launches[-2]), plan
+
+    dense, plan = walk(f"w bf16 n128 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 {NXC}")
+    assert (dense.WALK[boxes.TAPS], dense.COLUMNS, dense.HALO) == (3, 128, 2)
+    assert "3 taps from one box" in " ".join(plan.why)
+    last, _ = walk(f"w bf16 n128 g1 cx512 cy512 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1 {NXC}")
+    assert last.WALK[boxes.SKIP]
+    assert last.WALK[boxes.BOX : boxes.BOX + 4] == (1, 1, 64, 1)
+    _, plan = walk(f"w bf16 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3 {NXC}")
+    assert plan.launches[0].kernel == "fold_taps"
+    assert "taps of 3 channels of x are laid side by side" in " ".join(plan.why)
+    grouped, _ = walk(f"w bf16 n128 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}")
+    assert (grouped.x_group, grouped.blocks, grouped.COLUMNS) == (64, 1, 64)
+
+
+def test_a_list_is_cut_evenly():
+    for name in PROBLEMS:
+        p = Problem.parse(PROBLEMS[name])
+        for plan in plans(p, 3):
+            n = boxes.numbers(plan.launches[-2])
+            assert plan.launches[-2].programs == min(SMALL.multiprocessors, n.total), "nobody is without work"
+            count = sum(boxes.boxes(part, n)[0] for part in range(-(-n.units // n.WALK[boxes.UNITS])))
+            assert n.whole == count * n.columns
+
+
+FORMS = ["dense", "far taps", "3D", "grouped in f32", "stem", "strided"]
+
+
+@pytest.mark.parametrize("name", slow_but(["dense"], FORMS))
+def test_machine_code_is_a_bare_loop(name):
+    compiler = pytest.importorskip("convgrad.gpu.compile")
+    pytest.importorskip("triton")
+    from test_offline import spills
+
+    for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, "default").launches:
+        kernel = compiler.build(launch, TARGET, aligned=True)
+        assert kernel.metadata.shared <= TARGET.shared
+        assert spills(kernel) == 0
+        if launch.kernel == "weights_boxes":
+            assert "wgmma.mma_async" in kernel.asm["ptx"]
+            assert "cp.async.bulk.tensor.5d" in kernel.asm["ptx"]
+
+
+def test_explain_tells_what_runs(monkeypatch):
+    monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
+    text = " ".join(convgrad.explain(PROBLEMS["stem in f32"], device="cuda").split())
+    assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
+    assert "products of f32 as 6 products of parts in bf16" in text
+    assert "cut evenly into" in text
