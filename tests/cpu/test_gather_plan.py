@@ -138,7 +138,7 @@ def test_weights_are_packed_in_parts_for_many_threads(packer: WeightPacker) -> N
     ],
 )
 def test_every_thread_has_something_to_do(text: str, threads: int) -> None:
-    """Unless boxes would hold but a tile or two; of a large team a few may have nothing, rather than most two tasks."""
+    """Unless boxes would hold but a tile or two; or of a large team a few have nothing, rather than most two tasks."""
     plan = make_plan(Problem.parse(text), TARGETS["without halves"], threads)
     assert isinstance(plan, Gather)
     wanted = threads if threads <= 16 else 0.9 * threads

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count as count_up
 from math import inf
 from statistics import median
 from typing import Any
@@ -353,51 +354,56 @@ def fma_speed(dtype: str, threads: int, seconds: float = 0.1) -> float | None:
 
 def copy_speed(size: int, threads: int, seconds: float = 0.1) -> float:
     """Bytes per second, read and written, of copies that touch `size` bytes in all on so many threads."""
-    half = max(size // 2 // threads // 64, 1) * 64
+    from ..cpu.compile import jit
+    from ..cpu.threads import team
+
+    half = max(size // 2 // threads, 64)
     pairs = [(np.ones(half, np.uint8), np.zeros(half, np.uint8)) for _ in range(threads)]
-    # Enough copies in a row to make the start of the threads small.
-    times = max(1, (1 << 26) // size)
-    module = _loaded(_COPY)
-    if module is not None:
-        copy = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 2)(module.address("copy"))
+    # Enough copies in a row to make the start of the threads small. Python's own threads take long to start: each needs
+    # the interpreter.
+    times = max(1, (1 << 24) * threads // size)
+    places = [array.ctypes.data for pair in pairs for array in pair]
+    move = ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
+    args = (ctypes.c_int64 * (3 + len(places)))(move, half, times, *places)
+    module = jit.load(COPIES, *jit.host())
+    best, end = inf, time.perf_counter() + seconds
+    for turn in count_up():
+        start = time.perf_counter()
+        team.run(module.address("copies"), ctypes.addressof(args), threads)
+        now = time.perf_counter()
+        best = min(best, now - start)
+        if turn >= 2 and now > end:
+            break
+    del module
+    return 2 * half * threads * times / best
 
-    def work(thread: int) -> None:
-        source, target = pairs[thread]
-        if module is not None:
-            copy(times, half // 64, source.ctypes.data, target.ctypes.data)
-            return
-        for _ in range(times):
-            np.copyto(target, source)
 
-    return 2 * half * threads * times / _side_by_side(work, threads, seconds)
-
-
-_COPY = """
-define void @copy(i64 %times, i64 %lines, ptr %from, ptr %to) #0 {
+# A kernel: each thread copies its own bytes, again and again.
+COPIES = """
+define void @copies(ptr %args, i64 %thread, i64 %threads, ptr %team) nounwind {
 entry:
-  br label %again
-again:
-  %time = phi i64 [ 0, %entry ], [ %time.next, %done ]
+  %half.p = getelementptr i64, ptr %args, i64 1
+  %times.p = getelementptr i64, ptr %args, i64 2
+  %own = getelementptr i64, ptr %args, i64 3
+  %number = shl i64 %thread, 1
+  %from.p = getelementptr ptr, ptr %own, i64 %number
+  %to.p = getelementptr ptr, ptr %from.p, i64 1
+  %move = load ptr, ptr %args
+  %half = load i64, ptr %half.p
+  %times = load i64, ptr %times.p
+  %from = load ptr, ptr %from.p
+  %to = load ptr, ptr %to.p
   br label %loop
 loop:
-  %i = phi i64 [ 0, %again ], [ %i.next, %loop ]
-  %source = getelementptr <16 x i32>, ptr %from, i64 %i
-  %target = getelementptr <16 x i32>, ptr %to, i64 %i
-  %line = load <16 x i32>, ptr %source, align 1
-  store <16 x i32> %line, ptr %target, align 1
-  %i.next = add i64 %i, 1
-  %more = icmp slt i64 %i.next, %lines
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %r = call ptr %move(ptr %to, ptr %from, i64 %half)
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %times
   br i1 %more, label %loop, label %done
 done:
-  %time.next = add i64 %time, 1
-  %another = icmp slt i64 %time.next, %times
-  br i1 %another, label %again, label %exit
-exit:
   ret void
 }
-attributes #0 = { "prefer-vector-width"="512" "no-builtins" }
 """
-"""A loop that copies cache lines: calls of NumPy would wait for each other where pieces are small."""
 
 
 def _loaded(text: str) -> Any:
