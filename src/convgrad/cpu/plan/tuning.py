@@ -126,6 +126,8 @@ class LargeTeam:
     threads: int = 16  # so many or more
     least_rows: int = 3  # of a task
     line: int = 20  # steps in which a line of the rows is read: it does not wait in a cache. Emerald Rapids
+    read: float = 0.5  # of what copying the lanes takes: reading them in place
+    few_products: int = 16  # of each element of the lanes in a task: then they are read in place. Zen 5, up to 23%
     task: int = 500  # steps in which a task begins
 
 
