@@ -26,6 +26,14 @@ MOST_INSIDE = 144
 
 DOES = "products one by one along rows, what was read kept in registers"
 
+MOST_CHUNKS = 64
+MOST_PARTS = 512
+STEPS = 3
+"""What a program costs besides its walk, in steps of it."""
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
 
 class Way(NamedTuple):
     """How a problem is walked."""
@@ -161,7 +169,7 @@ def walk(p: Problem, taps: int = 0) -> Walk:
 
 
 def along(p: Problem, axis: Axis) -> Ints:
-    """How a position of the input follows from a result's: its factor, that of the tap, the start, the divisor."""
+    """How a position of the input follows from that of a result: its factor, the tap's, the start, the divisor."""
     if p.wanted == "x":
         return (1, -axis.dilation, axis.pad, axis.stride)
     return (axis.stride, axis.dilation, -axis.pad, 1)
@@ -218,7 +226,7 @@ def reads(p: Problem, width: int, each: int = 1) -> Reads:
 
 def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
     """The plan that goes a way."""
-    split = _is_split(p, way)
+    split = is_split(p, way)
     launch = _weights_launch(p, way) if p.wanted == "w" else _rows_launch(p, way)
     launches = (launch, *((finish(p, way.parts),) if split else ()))
     areas = ((PARTS, way.parts * p.size(p.wanted) * 4),) if split else ()
@@ -230,7 +238,7 @@ def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> P
     return Plan(kernel, DOES, launches, areas, time, why, "", tile, way.parts)
 
 
-def _is_split(p: Problem, way: Way) -> bool:
+def is_split(p: Problem, way: Way) -> bool:
     """Whether sums are finished by another kernel; where results are added to what was there, they always are."""
     return p.wanted == "w" and (way.parts > 1 or p.accumulate)
 
@@ -329,18 +337,13 @@ def sizes_of(p: Problem, role: Role) -> Ints:
     return tuple(sizes[at] for at in order(p))
 
 
-def _weights_launch(p: Problem, way: Way) -> Launch:
-    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
-    x, y = (arranged(p, strides(p, role)) for role in ("x", "y"))
-    split = _is_split(p, way)
-    out = arranged(p, workspace_strides(p) if split else strides(p, "w"))
-    sizes = sizes_of(p, "y")
-    step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
-    kernel = tuple(axis.w for axis in spatial(p))
-    values: Values = (
-        ("x_strides", x),
-        ("y_strides", y),
-        ("out_strides", out),
+def weights_values(p: Problem, way: Way) -> Values:
+    """The numbers of a kernel for w."""
+    split, over, sizes = is_split(p, way), walk(p, way.taps), sizes_of(p, "y")
+    return (
+        ("x_strides", arranged(p, strides(p, "x"))),
+        ("y_strides", arranged(p, strides(p, "y"))),
+        ("out_strides", arranged(p, workspace_strides(p) if split else strides(p, "w"))),
         ("x_sizes", sizes_of(p, "x")),
         ("y_sizes", sizes),
         ("images", p.n),
@@ -351,6 +354,17 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("parts", way.parts),
         ("part_stride", p.size("w") if split else 0),
     )
+
+
+def _weights_launch(p: Problem, way: Way) -> Launch:
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
+    values = weights_values(p, way)
+    x, y, out = (dict(values)[f"{name}_strides"] for name in ("x", "y", "out"))
+    assert isinstance(x, tuple)
+    assert isinstance(y, tuple)
+    assert isinstance(out, tuple)
+    step = vector(p, "y", way.width, p.dtype) if way.pixels else 1
+    kernel = tuple(axis.w for axis in spatial(p))
     constants: Constants = (
         ("KERNEL", kernel),
         ("DEPTH", along(p, spatial(p)[0])),
@@ -379,7 +393,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("WIDE", is_wide(p)),
     )
     programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
-    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, split))
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, is_split(p, way)))
     return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
 
 
@@ -389,27 +403,67 @@ def _power(number: int) -> int:
 
 
 def choose(p: Problem, target: Target) -> Way:
-    """The way for a problem."""
+    """The way for a problem: its tile, and the chunks and parts that are expected to be quickest."""
     way = _tile(p)
-    best, least = way, float("inf")
     over = walk(p, way.taps)
+    at_once = resident(target, registers(p, way), way.warps)
     channel_tiles = ceil(across(p, way) / way.columns)
     if p.wanted == "w":
         channel_tiles *= ceil(spatial(p)[1].w / way.taps) * spatial(p)[0].w
-    for chunks in range(1, min(over.results, 64) + 1):
+    best, least = way, float("inf")
+    for chunks in range(1, min(over.results, MOST_CHUNKS) + 1):
         found = way._replace(height=ceil(over.results / chunks))
         tiles = ceil(lanes(p, found) / way.rows)
-        if p.wanted == "w":
-            # All programs at once, each with some tiles.
-            parts = max(1, min(tiles, 2 * target.multiprocessors * 4 // way.warps // channel_tiles))
-            rounds = ceil(tiles / parts)
-            found = found._replace(parts=parts)
+        steps = found.height + over.extra + STEPS
+        if p.wanted != "w":
+            # The last programs run alone: one more round, as a rule of thumb that was measured.
+            ways = [(found, (tiles * channel_tiles / at_once + 1) * steps)]
         else:
-            rounds = ceil(tiles * channel_tiles / (target.multiprocessors * max(1, 16 // way.warps)))
-        cost = rounds * (found.height + over.extra + 6)
-        if cost < least * 0.98:
-            best, least = found, cost
+            ways = [shared_out(p, found, tiles, channel_tiles, at_once, steps)]
+        for found, cost in ways:
+            if cost < least * 0.99:
+                best, least = found, cost
     return best
+
+
+def shared_out(p: Problem, way: Way, tiles: int, channel_tiles: int, at_once: int, steps: int) -> tuple[Way, float]:
+    """A way for w with the parts that are expected to be quickest, and what they cost: some tiles each, and an end."""
+    end = STEPS + 0.6 * way.taps * spatial(p)[2].w
+    best, least = way, float("inf")
+    most = max(1, min(MOST_PARTS, p.bytes // 16 // (4 * p.size("w"))))
+    for each in range(1, 257):
+        parts = max(1, min(ceil(tiles / each), most))
+        rounds = parts * channel_tiles / at_once
+        cost = (rounds + 0.5 if rounds > 1 else 1.0) * (ceil(tiles / parts) * steps + end)
+        if cost < least:
+            best, least = way._replace(parts=parts), cost
+        if parts == 1:
+            break
+    return best, least
+
+
+def registers(p: Problem, way: Way) -> int:
+    """What a thread is expected to need: sums, weights or a window, what is read and what is on its way."""
+    column = spatial(p)[2]
+    over, pairs = walk(p, way.taps), p.cx * p.cy if way.inside else 1
+    elements = way.rows * way.columns // (32 * way.warps)
+    given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
+    own = made if way.inside else 1
+    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1).pieces)
+    if p.wanted == "w":
+        kept = way.taps * column.w * pairs + over.live * way.width * own
+        coming = over.down * read + way.width * own
+    else:
+        summed = given if not way.inside else 1
+        kept = over.live * way.width * own + prod(p.w) * summed * pairs
+        coming = over.down * read * summed
+    return elements * (kept + read + way.ahead * coming // 2) + (12 if way.pixels else 24)
+
+
+def resident(target: Target, registers: int, warps: int) -> int:
+    """Programs that run at once."""
+    each = (REGISTERS // (32 * warps)) // max(32, ceil(min(registers, 255) / 8) * 8)
+    return target.multiprocessors * max(1, min(each, 48 // warps))
 
 
 def _tile(p: Problem) -> Way:
@@ -433,6 +487,8 @@ def _tile(p: Problem) -> Way:
         width = max(1, ceil(width / column.stride)) * column.stride
         if pixels and column.stride in (1, 2, 4):
             width = max(width, 8 // item * column.stride)
+    if pixels and row.w == 1:  # there is no walk: several loads of a thread are on their way together
+        each = 2
     warps = 4
     elements = 32 * warps * each
     over, way = walk(p, rows_of_taps), Way(pixels, 1, 1, width, 1, warps, 1, 1, rows_of_taps, 1, inside)
