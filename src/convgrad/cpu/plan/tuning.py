@@ -162,8 +162,8 @@ class RegisterTuning:
     """Tile registers, in cycles, from Intel's documents; an Emerald Rapids took 16 for a product, too.
 
     There, four loads took about 70 where half of them came from the second-level cache, beside 64 for the products of
-    that step, and not all of it was hidden. Boxes of an eighth to all of that cache, and 2 to 6 tasks for a thread, made
-    no difference beyond its noise.
+    that step, and not all of it was hidden. Boxes of an eighth to all of that cache, and 2 to 6 tasks for a thread,
+    made no difference beyond its noise.
     """
 
     multiply: int = 16  # from one product of tiles to the next
