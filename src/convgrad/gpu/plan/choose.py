@@ -133,7 +133,8 @@ class _Access(NamedTuple):
     instructions: float  # of one thread, for so many elements
 
 
-ONE_BY_ONE = 44.0  # instructions that it takes like, to load an element alone and to wait for it
+# Instructions that it takes like, to load an element alone and to wait for it, in these cases.
+NEIGHBOURS, PIXELS, STRIDED = 23.0, 44.0, 72.0
 
 
 def _accesses(p: Problem, flat: bool) -> tuple[_Access, _Access, _Access]:
@@ -159,10 +160,11 @@ def _access(p: Problem, role: str, axis: int, instructions: float) -> _Access:
         most = 16 // item
         counts = [stride for stride in of if stride != 1] + [p.shape(role)[axis]]
         together = gcd(most, *counts)
-        return _Access(together, item, instructions if together * item >= 4 else ONE_BY_ONE)
+        return _Access(together, item, instructions if together * item >= 4 else PIXELS)
     # Neighbours in space are read by neighbouring threads, but those of weights are taps, of which one is wanted.
-    fetched = item if unit(of) == LAST and role != "w" else 32
-    return _Access(1, fetched, ONE_BY_ONE)
+    if unit(of) == LAST and role != "w":
+        return _Access(1, item, PIXELS if p.wanted == "w" else NEIGHBOURS)
+    return _Access(1, 32, STRIDED)
 
 
 def _work(p: Problem, tile: Tile, access: tuple[_Access, _Access, _Access], target: Target) -> Work:
