@@ -9,7 +9,6 @@ from ...spec.problem import Ints, Problem, Role
 from ..target import Target
 from . import rows
 from .axes import is_wide, strides
-from .cost import BANDWIDTH_SHARE, LAUNCH
 from .launches import finish, out_tensor
 from .records import PARTS, Constants, Launch, Plan, Values
 
@@ -85,25 +84,29 @@ def choose(p: Problem, target: Target) -> rows.Way:
         way = way._replace(rows=16, columns=1 if pixels else 8, warps=1 if pixels else 8, ahead=1)
     elif not pixels:
         way = way._replace(rows=16, columns=8, warps=8, ahead=1, registers=128)
-    channel_tiles = ceil(rows.across(p, way) / way.columns)
-    at_once = (8 // way.warps if back else 2) * target.multiprocessors
-    if back:
-        channel_tiles *= ceil(rows.spatial(p)[1].w / taps) * rows.spatial(p)[0].w
-    best, least = way, float("inf")
-    for chunks in range(1, min(over.results, rows.MOST_CHUNKS) + 1):
-        found = way._replace(height=ceil(over.results / chunks))
-        tiles, steps = ceil(rows.lanes(p, found) / way.rows), found.height + over.extra + rows.STEPS
-        cost = (tiles * channel_tiles / at_once + 1) * steps
-        if back:
-            found, cost = rows.shared_out(p, found, tiles, channel_tiles, at_once, steps)
-        if cost < least * 0.99:
-            best, least = found, cost
-    return best
+    heights = {ceil(over.results / chunks) for chunks in rows.CHUNKS}
+    ways = [way._replace(height=height) for height in sorted(heights, reverse=True)]
+    return rows.quickest(p, target, ways, pace_of(p, target, way))
+
+
+def pace_of(p: Problem, target: Target, way: rows.Way) -> rows.Pace:
+    """The pace of a tile: products of 16 by 8 by 16, and what brings operands to them."""
+    depth, row, column = rows.spatial(p)
+    size, warp = window(p).size, way.rows * way.columns / (16 * way.warps)  # products' rows of a warp
+    if p.wanted == "w":
+        products = way.taps * warp * size / 16 * WIDTH / 8
+        tiles = ceil(rows.across(p, way) / way.columns) * ceil(row.w / way.taps) * depth.w
+        at_once = (8 // way.warps or 1) * target.multiprocessors
+        return rows.Pace(5 * products + 60, at_once, tiles, 2.0 * column.w, 0.8e-6)
+    products = depth.w * row.w / (column.stride if p.wanted == "x" else 1) * warp * size / 16 * WIDTH / 8
+    tiles = ceil(rows.across(p, way) / way.columns)
+    instructions = 2.5 * products + (40 if way.pixels else 90) * warp
+    return rows.Pace(instructions, 2 * target.multiprocessors, tiles, rows.STEPS, 0.6e-6)
 
 
 def settle(p: Problem, target: Target, way: rows.Way, why: tuple[str, ...] = ()) -> Plan:
     """The plan that goes a way."""
-    time = p.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE) + LAUNCH
+    time = rows.seconds(p, target, way, pace_of(p, target, way))
     tile = (way.rows, way.columns, way.width, way.height)
     if p.wanted != "w":
         return Plan("bands", DOES, (_launch(p, way),), (), time, why, "", tile)
