@@ -173,7 +173,7 @@ def test_machine_code_is_a_bare_loop(name):
 
 def test_explain_tells_what_runs(monkeypatch):
     monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
-    monkeypatch.setenv("CONVGRAD_F32", "bf16x6")
+    monkeypatch.setattr("convgrad.precision._chosen", "bf16x6")
     text = " ".join(convgrad.explain(PROBLEMS["stem in f32"], device="cuda").split())
     assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
     assert "products of f32 as 6 products of parts in bf16" in text
