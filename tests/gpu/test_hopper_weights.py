@@ -115,7 +115,8 @@ def test_what_is_left_to_others():
         assert reason in hopper.plan(Problem.parse(line), TARGET, "default")
     dense = Problem.parse(PROBLEMS["f32"])
     assert "it takes f32 by" in hopper.plan(dense, TARGET, "ieee")
-    assert hopper.plan(dense, TARGET, "default").precision == "bf16x6"
+    assert "tensor cores cut sums of f32 off" in hopper.plan(dense, TARGET, "default")
+    assert hopper.plan(dense, TARGET, "bf16x6").precision == "bf16x6"
     assert hopper.plan(dense, TARGET, "tf32").precision == "bf16x3", "9 channels are no multiple of 16 bytes"
     wider = replace(dense, cx=16, x_strides=(672, 16, 1, 112, 16))
     assert hopper.plan(wider, TARGET, "tf32").precision == "tf32"
@@ -160,7 +161,7 @@ def test_machine_code_is_a_bare_loop(name):
     pytest.importorskip("triton")
     from test_offline import spills
 
-    precision = "tf32" if name == "dense in f32" else "default"
+    precision = {"dense in f32": "tf32", "grouped in f32": "bf16x6"}.get(name, "default")
     for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, precision).launches:
         kernel = compiler.build(launch, TARGET, aligned=True)
         assert kernel.metadata.shared <= TARGET.shared
@@ -172,6 +173,7 @@ def test_machine_code_is_a_bare_loop(name):
 
 def test_explain_tells_what_runs(monkeypatch):
     monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
+    monkeypatch.setattr("convgrad.precision._chosen", "bf16x6")
     text = " ".join(convgrad.explain(PROBLEMS["stem in f32"], device="cuda").split())
     assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
     assert "products of f32 as 6 products of parts in bf16" in text

@@ -40,6 +40,8 @@ TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
 
+CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
+
 
 @triton.jit
 def taps_of(unit, blocks, WALK):
@@ -343,6 +345,15 @@ def waited(sums, MOST: gl.constexpr):
 
 
 @gluon.jit
+def added(sums, few):
+    """Sums with some more of them."""
+    found = ()
+    for s in gl.static_range(len(sums)):
+        found = found + (sums[s] + few[s],)
+    return found
+
+
+@gluon.jit
 def multiply(
     HALF: gl.constexpr,
     parts,
@@ -360,6 +371,7 @@ def multiply(
     ROOM: gl.constexpr,
     STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
+    PAIRS: gl.constexpr,
     TF32: gl.constexpr,
 ):
     """A group of warps that multiplies: the taps that are its half of a tile's, or its half of the columns."""
@@ -379,25 +391,43 @@ def multiply(
         many = gl.minimum(count - box, end - at)
         at += many
         sums = zeros(COUNT, COLUMNS, SUMS)
-        for step in range(many):
-            mbarrier.wait(full.index(stage), phase)
-            y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
-            if TF32:
-                y = y.permute((1, 0))
-                sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
-                mbarrier.arrive(empty.index(stage), count=1)
-            else:
-                sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
-                sums = waited(sums, COUNT)
-                # Products of the box before are done: its stage is free.
-                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
-            stage += 1
-            turn = stage == STAGES
-            stage = gl.where(turn, 0, stage)
-            phase ^= gl.where(turn, 1, 0)
-        if not TF32:
-            sums = waited(sums, 0)
-            mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
+        if PAIRS == 6:
+            # Tensor cores cut off what a sum cannot hold, which adds up: after some boxes, other units add the sums.
+            for begin in range(0, many, CHUNK):
+                few = zeros(COUNT, COLUMNS, SUMS)
+                for step in range(gl.minimum(many - begin, CHUNK)):
+                    mbarrier.wait(full.index(stage), phase)
+                    y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
+                    few = products(few, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
+                    few = waited(few, COUNT)
+                    mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
+                    stage += 1
+                    turn = stage == STAGES
+                    stage = gl.where(turn, 0, stage)
+                    phase ^= gl.where(turn, 1, 0)
+                few = waited(few, 0)
+                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
+                sums = added(sums, few)
+        else:
+            for step in range(many):
+                mbarrier.wait(full.index(stage), phase)
+                y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
+                if TF32:
+                    y = y.permute((1, 0))
+                    sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
+                    mbarrier.arrive(empty.index(stage), count=1)
+                else:
+                    sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
+                    sums = waited(sums, COUNT)
+                    # Products of the box before are done: its stage is free.
+                    mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
+                stage += 1
+                turn = stage == STAGES
+                stage = gl.where(turn, 0, stage)
+                phase ^= gl.where(turn, 1, 0)
+            if not TF32:
+                sums = waited(sums, 0)
+                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
         parts_of_units = (units + WALK[UNITS] - 1) // WALK[UNITS]
         slot = gl.program_id(0) + (group * parts_of_units + part) * columns + column
         for s in gl.static_range(COUNT):
@@ -459,9 +489,9 @@ def weights_boxes(
     # fmt: off
     gl.warp_specialize([
         (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, TF32)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
         (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, TF32)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
         (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
                       WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS, TF32)),
     ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
