@@ -49,7 +49,7 @@ from convgrad.spec import Problem, bind
 
 SERVER_THREADS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192)
 FAR = 3.0  # a line of memory comes so many times later from another socket
-PACKED_BYTES = 5e9  # of weights that one thread packs in a second: resnet-3x3-512, see docs/benchmarks.md
+PACKED_BYTES = 5e9  # of weights that one thread packs in a second: an Ice Lake took 2.2 ms for 9.4 MB
 
 # Plans as steps of tasks.
 
