@@ -370,7 +370,7 @@ def _short(value: Any) -> str:
     if isinstance(value, Estimate):
         return f"{value.seconds * 1e3:.3g} ms"
     if isinstance(value, Split):
-        return "not at all" if value.whole else f"into {value.pieces - 1}, of which {len(value.products)} products"
+        return "not at all" if value.whole else f"into {value.pieces}, of which {len(value.products)} products"
     if isinstance(value, Staging):
         return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from ..emit.frame import Frame, items
 from ..emit.prefetch import portion_of
@@ -27,6 +28,8 @@ from .gather_tile import tile_function
 from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
+from .repair import reads, repair_tile
+from .split import AHEAD
 from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
@@ -40,17 +43,22 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
-    split_weights: Function | None  # None: they are packed as tiles read them
+    split: _Split | None
     pack: Function | None  # None: inputs are read where they lie
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
     last_finish: Function | None
     list_places: Function | None  # None: the places of a long row are evenly spaced in the tensor
-    configuration: str
-    taps: str
-    phases: str
-    runs: str
+    tables: dict[str, str]
+
+
+class _Split(NamedTuple):
+    """What numbers need that are split."""
+
+    weights: Function  # splits them
+    repair: Function  # sums again what has become NaN
+    reads: str  # a table: what each tap reads
 
 
 def write(plan: TileGather) -> str:
@@ -60,7 +68,7 @@ def write(plan: TileGather) -> str:
     if plan.prefetch is not None:
         kernel.frame.list_lines(plan.prefetch)
     kernel.pack_all_weights()
-    kernel.code.begin(kernel.functions.configuration)
+    kernel.code.begin(kernel.functions.tables["registers"])
     kernel.sum_boxes()
     kernel.code.end()
     return kernel.frame.end()
@@ -73,17 +81,27 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
+        _split(m, plan, inputs),
         _pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
         tile_function(m, plan, emulated, plan.vectors),
         tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
         list_places(m, plan),
-        m.table("registers", plan.tiles.configuration()),
-        m.table("taps", [number for tap in positions.taps for number in tap]),
-        m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
-        m.table("runs", [start for run in positions.runs for start in run]),
+        {
+            "registers": m.table("registers", plan.tiles.configuration()),
+            "taps": m.table("taps", [number for tap in positions.taps for number in tap]),
+            "phases": m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
+            "runs": m.table("runs", [start for run in positions.runs for start in run]),
+        },
     )  # fmt: skip
+
+
+def _split(m: Module, plan: TileGather, inputs: Elements) -> _Split | None:
+    """What splits weights, and what repairs sums."""
+    if plan.split.whole:
+        return None
+    weights = split_weights(m, plan.weights, _pieces(plan))
+    return _Split(weights, repair_tile(m, plan, inputs), m.table("reads", reads(plan)))
 
 
 def _pack(m: Module, plan: TileGather, moved: Elements) -> Function | None:
@@ -113,9 +131,12 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
 
 def _pieces(plan: TileGather) -> Pieces:
     """How numbers are split as they are packed."""
-    layer, pieces = plan.layer, plan.split.pieces
-    step = plan.positions.pitch // pieces
-    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
+    layer, how = plan.layer, plan.split
+    step = plan.positions.pitch // how.pieces
+    return Pieces(
+        layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, AHEAD, how.pieces, step,
+        how.rounds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,6 +153,7 @@ class _Phase:
     """The results of a phase that are in a box."""
 
     group: Value
+    first: Value  # of its rows in the table of taps
     box: _Input
     result: str  # where the first one is
     counts: list[Value]  # along each axis
@@ -165,11 +187,11 @@ class _Kernel:
     def _pack_panel(self, group: Value, column: Value, part: Value) -> None:
         """Pack a part of the weights of a column of tiles; to be split, they are packed as they are before."""
         f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, column)
-        if functions.split_weights is None:
+        if functions.split is None:
             f.call(functions.pack_weights, source, to, group, column, part)
             return
         f.call(functions.pack_weights, source, self.at["raw_weights"], group, column, part)
-        f.call(functions.split_weights, self.at["raw_weights"], to, column, part)
+        f.call(functions.split.weights, self.at["raw_weights"], to, column, part)
 
     def _weights(self, group: Value, column: Value) -> str:
         """Where the packed weights of a column of tiles are."""
@@ -228,7 +250,7 @@ class _Kernel:
             shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
             return f.at(origin, shift, storage)
         with f.loop(0, len(positions.runs)) as run:
-            row = f.at(functions.runs, f.mul(run, len(start)), "i64")
+            row = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
             corner = [
                 f.add(f.mul(s, a.in_stride), f.load(f.at(row, i, "i64"), "i64", 8))
                 for i, (s, a) in enumerate(zip(start, positions.axes, strict=True))
@@ -240,7 +262,7 @@ class _Kernel:
     def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
         """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""
         f, axes, start = self.f, self.plan.positions.axes, box.start
-        numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
+        numbers = f.at(self.functions.tables["phases"], f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
         there, counts = "true", list[Value]()
         for a, residue, s in zip(axes, residues, start, strict=True):
@@ -248,7 +270,7 @@ class _Kernel:
             counts.append(f.min(f.sub(results, s), a.box))
             there = f.both(there, f.test("sgt", counts[-1], 0))
         with f.when(there):
-            taps = (f.at(self.functions.taps, f.mul(first, 2), "i64"), count)
+            taps = (f.at(self.functions.tables["taps"], f.mul(first, 2), "i64"), count)
             if self.functions.list_places is not None:
                 f.call(self.functions.list_places, self.at["places"], *counts)
             corner = f.mul(group, self.plan.layer.out_channel[0])
@@ -257,7 +279,7 @@ class _Kernel:
             result = f.at(self.result, corner, self.functions.results.elements.storage)
             with f.loop(*blocks, self.plan.parts.together) as block:
                 several = (block, f.min(f.add(block, self.plan.parts.together), blocks[1]))
-                self._sum_blocks(_Phase(group, box, result, counts, taps), several)
+                self._sum_blocks(_Phase(group, first, box, result, counts, taps), several)
 
     def _sum_blocks(self, phase: _Phase, blocks: tuple[Value, Value]) -> None:
         """Some blocks of channels: one long row after another, a tile's rows at a time, and of these every block."""
@@ -267,8 +289,10 @@ class _Kernel:
             read: Value = 0
             written: Value = 0
             result: Value = 0
+            start = list(phase.box.start)
             for i in range(flat):
                 q = stack.enter_context(f.loop(0, counts[i]))
+                start[i] = f.add(start[i], q) if self.functions.split else q
                 read = f.add(read, f.mul(q, positions.steps[i]))
                 written = f.add(written, f.mul(q, prod(extents[i + 1 :])))
                 result = f.add(result, f.mul(q, plan.out_steps[i]))
@@ -278,10 +302,13 @@ class _Kernel:
             m = f.min(first, f.sub(row, plan.rows)) if positions.in_place else first
             left = f.at(phase.box.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
             block = stack.enter_context(f.loop(*blocks))
+            to = self.at["staging"]
             if plan.staging is not None:
-                self._tile(phase, block, left, f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum))
-            else:
-                self._tile(phase, block, left, self.at["staging"])
+                to = f.at(to, f.mul(f.add(written, m), plan.block), plan.sum)
+            self._tile(phase, block, left, to)
+            if self.functions.split is not None:
+                self._repair(self.functions.split, phase, block, to, [m, *start, *counts])
+            if plan.staging is None:
                 self._write_tile(phase, block, (result, first, f.sub(row, first)), f.sub(first, m))
         if plan.staging is not None:
             to = self._result(phase, blocks[0], 0)
@@ -302,6 +329,18 @@ class _Kernel:
             f.set(self.call, "i64", f.add(call, 1))
             fetched = portion_of(f, plan.prefetch, self.at["lines"], call, [phase.box.following])
         f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *fetched, *self.file)
+
+    def _repair(self, split: _Split, phase: _Phase, block: Value, sums: str, place: list[Value]) -> None:
+        """Sum again what has become NaN in a tile."""
+        f, plan, layer, storage = self.f, self.plan, self.plan.layer, self.functions.inputs.storage
+        channel = f.mul(block, plan.block)
+        source = f.at(self.source, f.mul(phase.group, layer.in_channel[0]), storage)
+        at = f.add(f.mul(phase.group, layer.w_strides[0]), f.mul(channel, layer.w_strides[1]))
+        weights = f.at(self.frame.tensors["w"], at, storage)
+        table = f.at(split.reads, f.mul(phase.first, 1 + len(phase.counts)), "i64")
+        channels = f.min(f.sub(layer.cout, channel), plan.block)
+        bias = self._bias(phase.group, f.mul(block, plan.vectors))
+        f.call(split.repair, sums, source, weights, bias, table, phase.taps[1], channels, *place)
 
     def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
         """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in

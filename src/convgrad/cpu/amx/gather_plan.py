@@ -96,7 +96,7 @@ def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) 
     """Boxes of positions, and how their inputs lie."""
     step = how.pieces * (pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS)
     tuned = tuning(target).registers
-    room = int((target.own_l2 or target.l2) * tuned.box)
+    room = int((target.own_l2 or target.l2) * (tuned.box if how.whole else tuned.split_box))
     box = _box(layer, step, room)
     if sums.odd or not how.whole or not _lies_in_place(layer, box[-1]):
         box = _for_threads(layer, box, threads, tuned)

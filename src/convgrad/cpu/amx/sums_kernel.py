@@ -23,7 +23,8 @@ from .emulation import Emulation
 from .pair import each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
-from .tiles import PAIRS, STEP, TileCode, add_products, each_sum, emulation
+from .split import AHEAD
+from .tiles import PAIRS, STEP, Place, TileCode, add_products, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
@@ -46,7 +47,6 @@ class _Functions:
     last_tile: Function | None
     finish: Function
     repair: NanRepair | None
-    configuration: str
     tables: dict[str, str]
 
 
@@ -54,7 +54,7 @@ def write(plan: TileSums) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     kernel = _Kernel(plan, _functions(m, plan), Frame(m, plan.buffers, plan.sum))
-    kernel.code.begin(kernel.functions.configuration)
+    kernel.code.begin(kernel.functions.tables["registers"])
     with kernel.frame.items("first", plan.tasks) as task:
         kernel.sum_task(task)
     kernel.code.end()
@@ -70,7 +70,7 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    wide = replace(moved, lanes=STEP, ahead=0 if plan.split.whole else AHEAD)  # whole lines are copied
     copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
@@ -80,8 +80,9 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
         _pairs_of_y(m, plan, moved, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
-        _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
+        _repair(m, plan, inputs) if plan.repairs else None,
         {
+            "registers": m.table("registers", plan.tiles.configuration()),
             "entries": m.table("entries", box.entries),
             "runs": m.table("runs", [start for run in box.runs for start in run]),
             "weights": m.table("weights", plan.weights),
@@ -102,14 +103,16 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
     """The function that does so for y."""
     if plan.split.whole:
         return pair_y(m, moved, plan.box, clear)
-    pieces = _pieces(plan, plan.y_piece)
+    pieces = replace(_pieces(plan, plan.y_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
     return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
 
 
 def _pieces(plan: TileSums, step: int) -> Pieces:
     """How numbers are split, whose pieces then lie a step apart."""
-    sides, pieces = plan.sides, plan.split.pieces
-    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
+    sides, how = plan.sides, plan.split
+    return Pieces(
+        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, 0, how.pieces, step, how.rounds
+    )  # fmt: skip
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -155,14 +158,18 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         step = stack.enter_context(f.loop(0, rest[box.flat]))
         left = f.at(left_row, f.mul(step, STEP), "i16")
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
-        add_products(
-            code, block, across,
-            (lambda i, n: f.at(left, i * block.rows * box.x_pitch + n * plan.x_piece, "i16"), 2 * box.x_pitch),
-            (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * item),
-            plan.split.products,
-        )  # fmt: skip
+        add_products(code, block, across, *_factors(f, plan, left, right), plan.split.products)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
+
+
+def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[tuple[Place, int], tuple[Place, int]]:
+    """Of x and of y in a step: where tiles are, given the first ones, and bytes between rows."""
+    pitch = plan.box.x_pitch
+    return (
+        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch),
+        (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * plan.item),
+    )
 
 
 @dataclass(frozen=True)

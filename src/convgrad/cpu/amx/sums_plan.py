@@ -62,7 +62,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
-        tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
+        tap_ranges(shape.axes), not (plain and how.whole), code(target, p.out_dtype),
         len(how.products) * work(sides, box, parts, block, tuned), how, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))

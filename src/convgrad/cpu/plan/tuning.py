@@ -126,6 +126,8 @@ class LargeTeam:
     threads: int = 16  # so many or more
     least_rows: int = 3  # of a task
     line: int = 20  # steps in which a line of the rows is read: it does not wait in a cache. Emerald Rapids
+    read: float = 0.5  # of what copying the lanes takes: reading them in place
+    few_products: int = 16  # of each element of the lanes in a task: then they are read in place. Zen 5, up to 23%
     task: int = 500  # steps in which a task begins
 
 
@@ -170,6 +172,7 @@ class RegisterTuning:
     latency: int = 52  # until the sums of one can be added to
     load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
+    split_box: float = 0.25  # the same of numbers that are split; weights take more of it, too
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
     panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side

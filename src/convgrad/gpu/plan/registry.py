@@ -34,6 +34,7 @@ class Level(NamedTuple):
 
 
 LEVELS: tuple[Level, ...] = (
+    Level("bands", "bands"),
     Level("rows", "rows"),
     Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
     Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),

@@ -39,6 +39,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         copied = around(p, way, target, precision)
         if copied is None or copied.workspace > most:
             continue
+        if "portable" in copied.why[0] and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
+            continue  # its model does not know what it takes to store to so many places
         if best is None or copied.seconds < best.seconds:
             best = copied
     if best is None:
