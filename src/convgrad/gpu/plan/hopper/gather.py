@@ -16,7 +16,7 @@ from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .fold import folded
-from .launches import Candidate, settle, stored
+from .launches import Candidate, scatters, settle, stored
 from .tensors import Operands, input_parts, seen
 from .views import Space, space
 from .ways import Way, ways
@@ -49,6 +49,8 @@ def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
+    if stored(p, s, best.way, best.shape.columns) == "plain" and scatters(p, s, best.way):
+        return "results would be written one by one"
     if operands.parts > 1:
         plain = choose.plan(p, target, precision)
         if prod(input_parts(p, s).shape) >= 3 * 2**31:
@@ -91,9 +93,10 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     """Boxes and shapes for a way, each with its time."""
     summed = way.window(p)
     item = way.operands.item
-    for shape in shapes(item, way.columns, summed):
+    for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
         store = stored(p, s, way, shape.columns)
+        label = "scattered" if store == "plain" and scatters(p, s, way) else store
         room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
         for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
@@ -105,4 +108,4 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             )
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
-                    yield Candidate(seconds(p, way, shape, fitted, target, store), way, shape, fitted, tiles)
+                    yield Candidate(seconds(p, way, shape, fitted, target, label), way, shape, fitted, tiles)

@@ -46,8 +46,10 @@ class Way(NamedTuple):
         taps = [view.taps[1] for view in self.views]
         if len(taps) == 1:
             return max(count for count in range(1, MOST_ROWS + 1) if taps[0] % count == 0), self.step[1]
-        # There are descriptors for four views with boxes of both heights.
-        return (max(taps) if max(taps) <= MOST_ROWS and self.loops <= MOST_LOOPS // 2 else 1), self.step[1]
+        # There are descriptors for four views with boxes of both heights; parts ask for the same taps in all views.
+        shared = max(taps) <= MOST_ROWS and self.loops <= MOST_LOOPS // 2
+        shared = shared and (self.operands.parts == 1 or len(set(taps)) == 1)
+        return (max(taps) if shared else 1), self.step[1]
 
 
 def ways(p: Problem, s: Space, operands: Operands) -> Iterator[Way]:
