@@ -233,8 +233,6 @@ def _sums(test: Callable[[TileSums], bool]) -> Callable[[Any], bool]:
 
 PATHS = {
     "in place": _gather(lambda p: p.positions.in_place),
-    "in place, or copied": _gather(lambda p: p.copies_unaligned),
-    "in place, never copied": _gather(lambda p: p.positions.in_place and not p.copies_unaligned),
     "in place, in boxes": _gather(lambda p: p.positions.in_place and p.positions.number > 1),
     "a last block of fewer channels": _gather(lambda p: bool(p.tile.last_vectors)),
     "several runs": _gather(lambda p: len(p.positions.runs) > 1),
@@ -263,8 +261,6 @@ PATHS = {
     "rows of x packed otherwise": _sums(lambda p: not p.box.row_packed),
     "y paired as it lies": _sums(lambda p: p.box.y_pack is None),
     "y paired by way of a copy": _sums(lambda p: p.box.y_pack is not None),
-    "rows of x copied for each tap": _sums(lambda p: p.aligns),
-    "rows of x read where they are": _sums(lambda p: not p.aligns),
     "no repair": _sums(lambda p: not p.repairs),
     "long rows of w of two axes": _sums(lambda p: p.box.flat == 2),
     "long rows of w of three axes": _sums(lambda p: p.box.flat == 3),

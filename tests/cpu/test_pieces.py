@@ -48,21 +48,17 @@ def upper(values: np.ndarray) -> np.ndarray:
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """To bf16, ties away from zero, and what would become infinite cut."""
-    bits = values.view(np.uint32)
-    up = upper((bits + np.uint32(0x8000)).view(np.float32))
-    return np.where(np.isfinite(up), up, upper(values))
+    """To bf16, ties away from zero."""
+    return upper((values.view(np.uint32) + np.uint32(0x8000)).view(np.float32))
 
 
 def model(values: np.ndarray, count: int) -> list[np.ndarray]:
-    """The pieces of f32, those of infinities and NaN in the first."""
-    finite = np.isfinite(values)
-    found = [rounded(np.where(finite, values, np.float32(0)))]
-    left = np.where(finite, values, np.float32(0))
-    while len(found) < count - 1:
+    """The pieces of f32 that do not become infinite."""
+    found, left = [rounded(values)], values
+    while len(found) < count:
         left = left - found[-1]
         found.append(rounded(left))
-    return [np.where(finite, found[0], values), *found]
+    return found
 
 
 class Splitter:
@@ -72,7 +68,7 @@ class Splitter:
         m = Module()
         f = m.function("split", ["p:from", "p:to", "i:n"], exported=True)
         source, to, n = f.args
-        pieces = Pieces(dtype, lanes, "bfloat", True, instruction, count, n)
+        pieces = Pieces(dtype, lanes, "bfloat", True, instruction, 0, count, n, count == 2)
         with f.loop(0, n, 1 if single else lanes) as i:
             at, place = f.at(source, i, pieces.storage), f.at(to, i, "i16")
             if single:
@@ -118,36 +114,38 @@ def without_subnormals(values: np.ndarray) -> np.ndarray:
 
 
 @runs
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize(("lanes", "instruction", "single"), [(16, 1, 0), (32, 1, 0), (16, 0, 0), (16, 0, 1)])
 def test_pieces_are_as_in_the_model(lanes: int, instruction: bool, single: bool, count: int) -> None:
+    """What is infinite, NaN, or would become infinite has pieces that add up to NaN, times any finite number."""
     if instruction and "+avx512bf16" not in targets()["native"].features:
         pytest.skip("this machine has no instruction that makes bf16")
     values = every_kind(1 << 12)
     found = Splitter("f32", lanes, count, bool(instruction), bool(single))(values)
-    with np.errstate(invalid="ignore"):
-        expected = model(values, count)
-    for piece, wanted in zip(found, expected, strict=True):
-        nan = np.isnan(wanted)
-        assert np.array_equal(np.isnan(piece), nan)
-        assert np.array_equal(without_subnormals(piece)[~nan], without_subnormals(wanted)[~nan])
+    plain = np.abs(values) < 2.0**128 * (1 - 2.0**-9)
+    with np.errstate(all="ignore"):
+        for piece, wanted in zip(found, model(values, count), strict=True):
+            assert np.array_equal(without_subnormals(piece)[plain], without_subnormals(wanted)[plain])
+        for factor in np.array([1, 0, -0.375, 1e-37], np.float32):
+            assert np.isnan(sum(piece[~plain] * factor for piece in found)).all()
 
 
 def test_pieces_are_as_small_as_is_claimed() -> None:
     """What docs/numerics.md derives its bounds from; and three pieces are the whole number."""
     values = every_kind(1 << 14)
-    values = values[np.isfinite(values) & (np.abs(values) >= 2.0**-102)].astype(np.float64)
-    _, first, second, third = (piece.astype(np.float64) for piece in model(values.astype(np.float32), 4))
+    values = values[(np.abs(values) < 3.38e38) & (np.abs(values) >= 2.0**-102)].astype(np.float64)
+    first, second, third = (piece.astype(np.float64) for piece in model(values.astype(np.float32), 3))
     size = np.abs(values)
     assert (first + second + third == values).all()
-    assert (np.abs(second) <= 1.002 * 2.0**-8 * size).all()
-    assert (np.abs(third) <= 1.002 * 2.0**-17 * size).all()
+    assert (np.abs(second) <= 2.0**-8 * size).all()
+    assert (np.abs(third) <= 2.0**-17 * size).all()
 
 
 def test_two_pieces_of_f16_are_the_whole_number() -> None:
     values = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
-    _, first, second = model(values, 3)
     finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        first, second = model(values, 2)
     assert (first[finite] + second[finite] == values[finite]).all()
 
 
@@ -284,7 +282,7 @@ def test_pieces_in_registers_are_not_loaded_again() -> None:
     """Of a block of 2x2 tiles, six products of four would take 24 loads."""
     plan = made("y f32 n8 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 algorithm:bf16x6", HARDWARE, 1)
     assert (plan.tiles.down, plan.tiles.across) == (2, 2)
-    assert kernel.write(plan).count("call void @llvm.x86.tileloadd64(") == 16
+    assert kernel.write(plan).count("call void @llvm.x86.tileloadd64(") == 14
 
 
 # Who may ask for it.

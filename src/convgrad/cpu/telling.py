@@ -164,8 +164,6 @@ WORDS = {
     "Code.emulated": "plain code does what tile instructions do",
     "Code.rounds_bf16": "the machine rounds results to bf16",
     "Code.splits_bf16": "the machine makes bf16 of f32, and so pieces of numbers",
-    "Near.inputs": "steps ahead that what is in the rows is fetched into the first-level cache; 0: it is not",
-    "Near.weights": "the same of what is in the columns",
     "Parts.blocks": "blocks of channels in a task",
     "Parts.parts": "parts of the blocks of channels",
     "Parts.together": "blocks of channels that are computed for some positions before the next",
@@ -213,6 +211,7 @@ WORDS = {
     "Parts.row_part": "channels in the rows, in a task",
     "Parts.row_parts": "parts of the channels in the rows",
     "Parts.saves_copies": "cut so that less is packed more than once",
+    "Parts.tap_parts": "parts of the taps",
     "Parts.tap_step": "taps in a tile",
     "Parts.tiles": "tiles for a block of lanes",
     "Roles.image_pairs": "pairs are of two images",
@@ -323,7 +322,6 @@ BUFFERS = {
     "accumulators": "sums of a task",
     "x": "packed x",
     "y": "packed y",
-    "aligned": "rows of x, as tiles read them",
     "x_raw": "pixels of x before they are paired",
     "y_raw": "pixels of y before they are paired",
     "registers": "emulated tile registers",
@@ -372,7 +370,7 @@ def _short(value: Any) -> str:
     if isinstance(value, Estimate):
         return f"{value.seconds * 1e3:.3g} ms"
     if isinstance(value, Split):
-        return "not at all" if value.whole else f"into {value.pieces - 1}, of which {len(value.products)} products"
+        return "not at all" if value.whole else f"into {value.pieces}, of which {len(value.products)} products"
     if isinstance(value, Staging):
         return str(value.unpacker.value)
     if is_dataclass(value) or (isinstance(value, tuple) and not all(isinstance(v, (int, str)) for v in value)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 from ..emit.frame import Frame, items
 from ..emit.prefetch import portion_of
@@ -22,13 +23,13 @@ from ..ir.vectors import size_of
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from ..pack.weights import pack_weights
-from ..target import LINE
-from .copy import copy_positions
 from .emulation import Emulation
 from .gather_tile import tile_function
 from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
+from .repair import reads, repair_tile
+from .split import AHEAD
 from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
@@ -42,18 +43,22 @@ class _Functions:
     results: Results
     emulation: Emulation | None
     pack_weights: Function
-    split_weights: Function | None  # None: they are packed as tiles read them
+    split: _Split | None
     pack: Function | None  # None: inputs are read where they lie
-    copy: Function | None  # what makes a copy of these if no position begins at a line of memory
     tile: Function
     last_tile: Function | None  # for a last block of fewer channels
     finish: Function
     last_finish: Function | None
     list_places: Function | None  # None: the places of a long row are evenly spaced in the tensor
-    configuration: str
-    taps: str
-    phases: str
-    runs: str
+    tables: dict[str, str]
+
+
+class _Split(NamedTuple):
+    """What numbers need that are split."""
+
+    weights: Function  # splits them
+    repair: Function  # sums again what has become NaN
+    reads: str  # a table: what each tap reads
 
 
 def write(plan: TileGather) -> str:
@@ -63,7 +68,7 @@ def write(plan: TileGather) -> str:
     if plan.prefetch is not None:
         kernel.frame.list_lines(plan.prefetch)
     kernel.pack_all_weights()
-    kernel.code.begin(kernel.functions.configuration)
+    kernel.code.begin(kernel.functions.tables["registers"])
     kernel.sum_boxes()
     kernel.code.end()
     return kernel.frame.end()
@@ -76,25 +81,35 @@ def _functions(m: Module, plan: TileGather) -> _Functions:
     return _Functions(
         inputs, results, emulated,
         pack_weights(m, plan.weights, m.table("tap_offsets", plan.weights.tap_offsets)),
-        None if plan.split.whole else split_weights(m, plan.weights, _pieces(plan)),
-        *_pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
+        _split(m, plan, inputs),
+        _pack(m, plan, replace(inputs, sum="i16") if plan.split.whole else _pieces(plan)),
         tile_function(m, plan, emulated, plan.vectors),
         tile_function(m, plan, emulated, plan.tile.last_vectors) if plan.tile.last_vectors else None,
         *_finish(m, plan, results),
         list_places(m, plan),
-        m.table("registers", plan.tiles.configuration()),
-        m.table("taps", [number for tap in positions.taps for number in tap]),
-        m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
-        m.table("runs", [start for run in positions.runs for start in run]),
+        {
+            "registers": m.table("registers", plan.tiles.configuration()),
+            "taps": m.table("taps", [number for tap in positions.taps for number in tap]),
+            "phases": m.table("phases", [n for p in positions.phases for n in (p.first, p.count, *p.residues)]),
+            "runs": m.table("runs", [start for run in positions.runs for start in run]),
+        },
     )  # fmt: skip
 
 
-def _pack(m: Module, plan: TileGather, moved: Elements) -> tuple[Function | None, Function | None]:
-    """What packs a box of the input, or copies it if it is read where it lies."""
+def _split(m: Module, plan: TileGather, inputs: Elements) -> _Split | None:
+    """What splits weights, and what repairs sums."""
+    if plan.split.whole:
+        return None
+    weights = split_weights(m, plan.weights, _pieces(plan))
+    return _Split(weights, repair_tile(m, plan, inputs), m.table("reads", reads(plan)))
+
+
+def _pack(m: Module, plan: TileGather, moved: Elements) -> Function | None:
+    """What packs a box of the input."""
     if plan.pack is None:
-        return None, copy_positions(m, moved, plan) if plan.copies_unaligned else None
+        return None
     copied = replace(moved, lanes=STEP) if plan.copies_lines else moved
-    return pack_box(m, copied, plan.pack, zero(m, moved)), None
+    return pack_box(m, copied, plan.pack, zero(m, moved))
 
 
 def _finish(m: Module, plan: TileGather, results: Results) -> tuple[Function, Function | None]:
@@ -116,9 +131,12 @@ def _elements(plan: TileGather) -> tuple[Elements, Results]:
 
 def _pieces(plan: TileGather) -> Pieces:
     """How numbers are split as they are packed."""
-    layer, pieces = plan.layer, plan.split.pieces
-    step = plan.positions.pitch // pieces
-    return Pieces(layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, pieces, step)
+    layer, how = plan.layer, plan.split
+    step = plan.positions.pitch // how.pieces
+    return Pieces(
+        layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, AHEAD, how.pieces, step,
+        how.rounds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,6 +153,7 @@ class _Phase:
     """The results of a phase that are in a box."""
 
     group: Value
+    first: Value  # of its rows in the table of taps
     box: _Input
     result: str  # where the first one is
     counts: list[Value]  # along each axis
@@ -155,37 +174,41 @@ class _Kernel:
     # Weights.
 
     def pack_all_weights(self) -> None:
-        """Pack all weights and biases, by all threads together."""
-        f, plan, blocks, parts = self.f, self.plan, self.plan.tile.blocks, self.plan.weight_parts
-        with items(f, self.frame.counter("first"), plan.layer.groups * blocks * parts) as item:
-            group, block, part = f.split(item, [plan.layer.groups, blocks, parts])
-            self._pack_panel(group, block, part)
+        """Pack all weights and biases, by all threads together: one column of tiles after another, or parts of them."""
+        f, plan, columns, parts = self.f, self.plan, self.plan.columns, self.plan.weight_parts
+        with items(f, self.frame.counter("first"), plan.layer.groups * columns * parts) as item:
+            group, column, part = f.split(item, [plan.layer.groups, columns, parts])
+            self._pack_panel(group, column, part)
             if plan.layer.bias is not None:
                 with f.when(f.test("eq", part, 0)):
-                    unit = f.add(f.mul(group, blocks), block)
-                    self._pack_bias(f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum), group, block)
+                    self._pack_bias(group, column)
         self.frame.barrier()
 
-    def _pack_panel(self, group: Value, block: Value, part: Value) -> None:
-        """Pack a part of the weights of a block of channels; to be split, they are packed as they are before."""
-        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, block)
-        if functions.split_weights is None:
-            f.call(functions.pack_weights, source, to, group, block, part)
+    def _pack_panel(self, group: Value, column: Value, part: Value) -> None:
+        """Pack a part of the weights of a column of tiles; to be split, they are packed as they are before."""
+        f, functions, source, to = self.f, self.functions, self.frame.tensors["w"], self._weights(group, column)
+        if functions.split is None:
+            f.call(functions.pack_weights, source, to, group, column, part)
             return
-        f.call(functions.pack_weights, source, self.at["raw_weights"], group, block, part)
-        f.call(functions.split_weights, self.at["raw_weights"], to, block, part)
+        f.call(functions.pack_weights, source, self.at["raw_weights"], group, column, part)
+        f.call(functions.split.weights, self.at["raw_weights"], to, column, part)
 
-    def _weights(self, group: Value, block: Value) -> str:
-        """Where the packed weights of a block of channels are."""
+    def _weights(self, group: Value, column: Value) -> str:
+        """Where the packed weights of a column of tiles are."""
         f, plan = self.f, self.plan
-        place = f.add(f.mul(group, plan.group_weights), f.mul(block, plan.panel))
-        return f.at(self.at["weights"], place, plan.sum)
+        return f.at(self.at["weights"], f.mul(f.add(f.mul(group, plan.columns), column), plan.panel), plan.sum)
 
-    def _pack_bias(self, to: str, group: Value, block: Value) -> None:
-        """Widen the bias of one block; that of the last channel for places beyond it."""
+    def _bias(self, group: Value, column: Value) -> str:
+        """Where the packed bias of a column of tiles is."""
+        f, plan = self.f, self.plan
+        return f.at(self.at["bias"], f.mul(f.add(f.mul(group, plan.columns), column), plan.lanes), plan.sum)
+
+    def _pack_bias(self, group: Value, column: Value) -> None:
+        """Widen the bias of one column; that of the last channel for places beyond it."""
         f, plan, layer, inputs = self.f, self.plan, self.plan.layer, self.functions.inputs
-        with f.loop(0, plan.block) as lane:
-            channel = f.min(f.add(f.mul(block, plan.block), lane), layer.cout - 1)
+        to = self._bias(group, column)
+        with f.loop(0, plan.lanes) as lane:
+            channel = f.min(f.add(f.mul(column, plan.lanes), lane), layer.cout - 1)
             at = f.mul(f.add(f.mul(group, layer.cout), channel), layer.bias or 0)
             value = inputs.load_one(f, f.at(self.frame.tensors["bias"], at, inputs.storage))
             f.store(value, f.at(to, lane, plan.sum), plan.sum, size_of(plan.sum))
@@ -225,9 +248,9 @@ class _Kernel:
         origin = f.at(self.source, f.mul(group, layer.in_channel[0]), storage)
         if functions.pack is None:
             shift = f.add(*(f.mul(s, step) for s, step in zip(start, positions.steps, strict=True)))
-            return self._aligned(f.at(origin, shift, storage), start)
+            return f.at(origin, shift, storage)
         with f.loop(0, len(positions.runs)) as run:
-            row = f.at(functions.runs, f.mul(run, len(start)), "i64")
+            row = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
             corner = [
                 f.add(f.mul(s, a.in_stride), f.load(f.at(row, i, "i64"), "i64", 8))
                 for i, (s, a) in enumerate(zip(start, positions.axes, strict=True))
@@ -236,20 +259,10 @@ class _Kernel:
             f.call(functions.pack, origin, to, *corner, layer.cin)
         return self.at["packed"]
 
-    def _aligned(self, source: str, start: list[Value]) -> str:
-        """The input of a box that is read where it lies, or a copy if it does not begin at a line there."""
-        f, copy, axes = self.f, self.functions.copy, self.plan.positions.axes
-        if copy is None:
-            return source
-        whole = f.aligned(source, LINE)
-        with f.when(f.op(f"xor i1 {whole}, true")):
-            f.call(copy, source, self.at["packed"], f.min(f.sub(axes[-1].out, start[-1]), axes[-1].box))
-        return f.op(f"select i1 {whole}, ptr {source}, ptr {self.at['packed']}")
-
     def _sum_phase(self, group: Value, blocks: tuple[Value, Value], phase: Value, box: _Input) -> None:
         """The results of a phase that are in a box, if there are any, for the blocks of channels of a part."""
         f, axes, start = self.f, self.plan.positions.axes, box.start
-        numbers = f.at(self.functions.phases, f.mul(phase, PHASE), "i64")
+        numbers = f.at(self.functions.tables["phases"], f.mul(phase, PHASE), "i64")
         first, count, *residues = (f.load(f.at(numbers, i, "i64"), "i64", 8) for i in range(PHASE))
         there, counts = "true", list[Value]()
         for a, residue, s in zip(axes, residues, start, strict=True):
@@ -257,7 +270,7 @@ class _Kernel:
             counts.append(f.min(f.sub(results, s), a.box))
             there = f.both(there, f.test("sgt", counts[-1], 0))
         with f.when(there):
-            taps = (f.at(self.functions.taps, f.mul(first, 2), "i64"), count)
+            taps = (f.at(self.functions.tables["taps"], f.mul(first, 2), "i64"), count)
             if self.functions.list_places is not None:
                 f.call(self.functions.list_places, self.at["places"], *counts)
             corner = f.mul(group, self.plan.layer.out_channel[0])
@@ -266,7 +279,7 @@ class _Kernel:
             result = f.at(self.result, corner, self.functions.results.elements.storage)
             with f.loop(*blocks, self.plan.parts.together) as block:
                 several = (block, f.min(f.add(block, self.plan.parts.together), blocks[1]))
-                self._sum_blocks(_Phase(group, box, result, counts, taps), several)
+                self._sum_blocks(_Phase(group, first, box, result, counts, taps), several)
 
     def _sum_blocks(self, phase: _Phase, blocks: tuple[Value, Value]) -> None:
         """Some blocks of channels: one long row after another, a tile's rows at a time, and of these every block."""
@@ -276,8 +289,10 @@ class _Kernel:
             read: Value = 0
             written: Value = 0
             result: Value = 0
+            start = list(phase.box.start)
             for i in range(flat):
                 q = stack.enter_context(f.loop(0, counts[i]))
+                start[i] = f.add(start[i], q) if self.functions.split else q
                 read = f.add(read, f.mul(q, positions.steps[i]))
                 written = f.add(written, f.mul(q, prod(extents[i + 1 :])))
                 result = f.add(result, f.mul(q, plan.out_steps[i]))
@@ -287,10 +302,13 @@ class _Kernel:
             m = f.min(first, f.sub(row, plan.rows)) if positions.in_place else first
             left = f.at(phase.box.source, f.add(read, f.mul(m, positions.steps[-1])), "i16")
             block = stack.enter_context(f.loop(*blocks))
+            to = self.at["staging"]
             if plan.staging is not None:
-                self._tile(phase, block, left, f.at(self.at["staging"], f.mul(f.add(written, m), plan.block), plan.sum))
-            else:
-                self._tile(phase, block, left, self.at["staging"])
+                to = f.at(to, f.mul(f.add(written, m), plan.block), plan.sum)
+            self._tile(phase, block, left, to)
+            if self.functions.split is not None:
+                self._repair(self.functions.split, phase, block, to, [m, *start, *counts])
+            if plan.staging is None:
                 self._write_tile(phase, block, (result, first, f.sub(row, first)), f.sub(first, m))
         if plan.staging is not None:
             to = self._result(phase, blocks[0], 0)
@@ -300,9 +318,9 @@ class _Kernel:
     def _tile(self, phase: _Phase, block: Value, left: str, to: str) -> None:
         """Sum the positions of a tile for one block of channels."""
         f, plan = self.f, self.plan
-        unit = f.add(f.mul(phase.group, plan.tile.blocks), block)
-        weights = self._weights(phase.group, block)
-        bias = f.at(self.at["bias"], f.mul(unit, plan.block), plan.sum) if plan.layer.bias is not None else "null"
+        column = f.mul(block, plan.vectors)
+        weights = self._weights(phase.group, column)
+        bias = self._bias(phase.group, column) if plan.layer.bias is not None else "null"
         tile, last = self.functions.tile, self.functions.last_tile
         is_last = f.test("eq", block, plan.tile.blocks - 1)
         fetched: tuple[str, ...] = ()
@@ -311,6 +329,18 @@ class _Kernel:
             f.set(self.call, "i64", f.add(call, 1))
             fetched = portion_of(f, plan.prefetch, self.at["lines"], call, [phase.box.following])
         f.call_either(is_last, last, tile, left, weights, to, bias, *phase.taps, *fetched, *self.file)
+
+    def _repair(self, split: _Split, phase: _Phase, block: Value, sums: str, place: list[Value]) -> None:
+        """Sum again what has become NaN in a tile."""
+        f, plan, layer, storage = self.f, self.plan, self.plan.layer, self.functions.inputs.storage
+        channel = f.mul(block, plan.block)
+        source = f.at(self.source, f.mul(phase.group, layer.in_channel[0]), storage)
+        at = f.add(f.mul(phase.group, layer.w_strides[0]), f.mul(channel, layer.w_strides[1]))
+        weights = f.at(self.frame.tensors["w"], at, storage)
+        table = f.at(split.reads, f.mul(phase.first, 1 + len(phase.counts)), "i64")
+        channels = f.min(f.sub(layer.cout, channel), plan.block)
+        bias = self._bias(phase.group, f.mul(block, plan.vectors))
+        f.call(split.repair, sums, source, weights, bias, table, phase.taps[1], channels, *place)
 
     def _write_tile(self, phase: _Phase, block: Value, row: tuple[Value, Value, Value], skipped: Value) -> None:
         """Write the sums of a tile, but for those skipped, which were written before. Of the long row: where it is in

@@ -6,7 +6,7 @@ from ..ir.builder import Function, Module
 from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .records import TileGather
-from .tiles import Place, TileCode, add_products, bring_near, each_sum
+from .tiles import Place, TileCode, add_products, each_sum
 
 
 def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
@@ -20,7 +20,7 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
     left, right, to, bias, taps, count, *rest = f.args
     code = TileCode(f, plan.split.dtype, emulated, rest[-1] if emulated else "")
     fetch = Lines(f, plan.prefetch, plan.fetched_lines, *rest[:2]) if plan.prefetch else None
-    row, right_row = plan.block * item, across * plan.lanes
+    row = plan.block * item
     pairs = plan.sums.channels // 2
 
     def start(register: int, _: int, j: int) -> None:
@@ -34,15 +34,13 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
         tap = f.at(taps, f.mul(t, 2), "i64")
         number, entry = (f.load(f.at(tap, i, "i64"), "i64", 8) for i in range(2))
         left_tap = f.at(left, entry, "i16")
-        right_tap = f.at(right, f.mul(number, pairs * right_row), plan.sum)
+        right_tap = f.at(right, f.mul(number, pairs * plan.lanes), plan.sum)
         with f.loop(0, pairs // block.pairs) as step:
             left_at = f.at(left_tap, f.mul(step, 2 * block.pairs), "i16")
-            right_at = f.at(right_tap, f.mul(step, block.pairs * right_row), plan.sum)
+            right_at = f.at(right_tap, f.mul(step, block.pairs * plan.lanes), plan.sum)
             if fetch is not None:
                 fetch.step()
-            left_side, right_side = _factors(f, plan, across, (left_at, right_at))
-            add_products(code, block, across, left_side, right_side, plan.split.products)
-            _bring_near(f, plan, (left_at, left_side[1]), (right_at, right_side[1]), across)
+            add_products(code, block, across, *_factors(f, plan, (left_at, right_at)), plan.split.products)
 
     def keep(register: int, i: int, j: int) -> None:
         code.store(register, f.at(to, i * block.rows * plan.block + j * plan.lanes, plan.sum), row)
@@ -51,31 +49,15 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
     return f
 
 
-def _factors(
-    f: Function, plan: TileGather, across: int, first: tuple[str, str]
-) -> tuple[tuple[Place, int], tuple[Place, int]]:
+def _factors(f: Function, plan: TileGather, first: tuple[str, str]) -> tuple[tuple[Place, int], tuple[Place, int]]:
     """Of the inputs and of the weights of a step: where tiles are, given the first ones, and bytes between rows."""
     (left, right), pieces = first, plan.split.pieces
     row, piece = 2 * plan.positions.steps[-1], 2 * plan.positions.pitch // pieces
-    right_row = across * plan.lanes
-    right_piece = plan.layer.taps * plan.sums.channels // 2 * right_row
+    right_piece = plan.panel // pieces
     return (
         (lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
-        (lambda j, n: f.at(right, j * plan.lanes + n * right_piece, plan.sum), right_row * plan.item),
+        (lambda j, n: f.at(right, j * plan.panel + n * right_piece, plan.sum), plan.lanes * plan.item),
     )
-
-
-def _bring_near(f: Function, plan: TileGather, left: tuple[str, int], right: tuple[str, int], across: int) -> None:
-    """Prefetch the factors of a later step into the first-level cache. Of each side: the first of this step, and bytes
-    between rows.
-    """
-    near, block = plan.near, plan.tiles
-    if near.weights:
-        further = f.at(right[0], near.weights * block.pairs * right[1], "i8")
-        bring_near(f, further, block.pairs, right[1], across)
-    if near.inputs:
-        further = f.at(left[0], near.inputs * 2 * block.pairs, "i16")
-        bring_near(f, further, block.rows * block.down, left[1])
 
 
 class Lines:

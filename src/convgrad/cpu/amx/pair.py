@@ -15,8 +15,8 @@ from ..ir.convert import Elements
 from ..ir.pieces import Pieces
 from ..ir.shuffle import transpose
 from ..plan.records import up
-from .records import Box, TileSums
-from .tiles import STEP
+from .records import Box
+from .tiles import PAIRS, STEP
 
 WIDE = f"<{STEP} x i16>"
 
@@ -61,34 +61,12 @@ def each_long_row(f: Function, box: Box, counts: Sequence[Value], stack: ExitSta
     return entry, number
 
 
-def align_rows(m: Module, plan: TileSums) -> Function | None:
-    """A function that copies what a tap reads of some rows of x to [step][row][32 entries]: (from, to, long rows along
-    each axis, steps of one). None if all rows begin at lines of memory.
-
-    A tile would read two lines for each row that does not, and that takes several times as long.
-    """
-    if not plan.aligns:
-        return None
-    box, rows = plan.box, plan.rows
-    f = m.function("align_rows", ["p:from", "p:to", *(f"i:n{i}" for i in range(box.flat)), "i:steps"])
-    source, to, *counts, steps = f.args
-    with ExitStack() as stack:
-        entry, number = each_long_row(f, box, counts, stack)
-        row_from = f.at(source, entry, "i16")
-        row_to = f.at(to, f.mul(number, box.long_row * rows), "i16")
-        step = stack.enter_context(f.loop(0, steps))
-        for r in range(rows):
-            line = f.load(f.at(row_from, f.add(f.mul(step, STEP), r * box.x_pitch), "i16"), WIDE, 2)
-            f.store(line, f.at(row_to, f.add(f.mul(step, STEP * rows), r * STEP), "i16"), WIDE, 64)
-    return f
-
-
 def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
-    """A function that makes [pair of positions][channel][first, second] of [position][channel]: (from, to, positions
-    along each axis, channels).
+    """A function that makes tiles of pairs of [position][channel]: (from, to, positions along each axis, channels).
 
-    Places without a position are zeros: those at the end of a long row, and all between rows of a box. What is split
-    becomes [piece][pair of positions] and so on.
+    Of a long row, it is [step][16 channels][pair of positions][channel][first, second]: each tile is contiguous. Places
+    without a position are zeros: those at the end of a long row, and all between rows of a box. What is split becomes
+    [piece][step] and so on.
     """
     pieces = [i * n.step for i in range(n.count)] if isinstance(n, Pieces) else [0]
 
@@ -114,26 +92,30 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
             q = stack.enter_context(f.loop(0, counts[i]))
             read = f.add(read, f.mul(q, box.y_steps[i]))
             pairs = f.add(pairs, f.mul(q, prod(box.extents[i + 1 :]) // 2))
-        _pair_row(f, n, box, f.at(source, read, n.storage), f.at(row, f.mul(pairs, 2 * box.y_pitch), n.sum))
         if flat == last:
-            used = f.div(f.add(counts[last], 1), 2)
-            left = f.mul(f.sub(box.long_row // 2, used), 2 * box.y_pitch)
-            clear_all(f.at(row, f.mul(used, 2 * box.y_pitch), n.sum), left)
+            whole = f.div(counts[last], STEP)
+            left = f.sub(box.long_row // STEP, whole)
+            clear_all(f.at(row, f.mul(whole, STEP * box.y_pitch), n.sum), f.mul(left, STEP * box.y_pitch))
+        _pair_row(f, n, box, f.at(source, read, n.storage), (row, pairs))
     return f
 
 
-def _pair_row(f: Function, n: Elements, box: Box, source: str, to: str) -> None:
-    """The positions of a row, in pairs; a last one without a partner is paired with a zero."""
-    *_, count, channels = f.args
+def _pair_row(f: Function, n: Elements, box: Box, source: str, place: tuple[str, Value]) -> None:
+    """The positions of a row, in pairs; a last one without a partner is paired with a zero. They go to a long row, from
+    a pair on.
+    """
+    (to, pairs), (*_, count, channels) = place, f.args
 
     def pair(e: Value, *, alone: bool) -> None:
+        at = f.add(pairs, e)
+        step, row = f.div(at, PAIRS), f.rem(at, PAIRS)
+        start = f.add(f.mul(step, STEP * box.y_pitch), f.mul(row, STEP))
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
             first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)
             one = n.load(f, first, mask)
             two = "zeroinitializer" if alone else n.load(f, f.at(first, box.y_steps[-1], n.storage), mask)
-            place = f.at(to, f.mul(f.add(f.mul(e, box.y_pitch), c), 2), n.sum)
-            n.put_pairs(f, one, two, place)
+            n.put_pairs(f, one, two, f.at(to, f.add(start, f.mul(c, STEP)), n.sum))
 
     with f.loop(0, f.div(count, 2)) as e:
         pair(e, alone=False)

@@ -21,7 +21,6 @@ from ..pack.weights import PackWeights
 from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
-from ..target import LINE
 from .split import Split
 from .tiles import COLUMNS, FILE, STEP, Block
 
@@ -123,14 +122,6 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Near:
-    """How many steps ahead the factors of products are prefetched into the first-level cache; 0: they are not."""
-
-    inputs: int  # of the factor in the rows
-    weights: int  # of the factor in the columns
-
-
-@dataclass(frozen=True)
 class TileGather(Nest):
     """The plan for y or x on tile registers: rows are positions, columns are channels out."""
 
@@ -147,7 +138,6 @@ class TileGather(Nest):
     code: Code
     staging: Staging | None  # None: sums are written tile by tile, because channels are contiguous in the tensor
     prefetch: Prefetch | None  # the input of the next box, by the calls of tiles
-    near: Near
     fetched_results: bool  # the memory of results is prefetched while the tile before is written
     work: float  # cycles of all threads in which tiles are multiplied, as tuning.py counts them
     split: Split  # how numbers are split into those that tiles multiply
@@ -176,13 +166,6 @@ class TileGather(Nest):
         return self.split.error(taps * self.layer.cin, taps * self.sums.channels // 2 // self.tiles.pairs + 2)
 
     @property
-    def copies_unaligned(self) -> bool:
-        """Whether positions that are read where they lie are copied if they do not begin at lines of memory."""
-        *outer, last = self.positions.sizes
-        pitch = self.positions.steps[-1]
-        return self.positions.in_place and last > 1 == max(outer) and pitch > 0 == pitch * self.layer.size % LINE
-
-    @property
     def copies_lines(self) -> bool:
         """Whether inputs are packed by copies of whole lines."""
         pack = self.pack
@@ -198,27 +181,31 @@ class TileGather(Nest):
 
     @property
     def weight_parts(self) -> int:
-        """Parts in which the weights of one block of channels are packed."""
+        """Parts in which the weights of one column of tiles are packed."""
         if not self.split.whole:
             return ceil(self.weights.channels / self.weights.chunk)
         part = self.weights.part
         return 1 if part is None else ceil(self.sums.channels // 2 / part)
 
     @property
+    def columns(self) -> int:
+        """Tiles side by side for all channels of a group."""
+        return ceil(self.layer.cout / self.lanes)
+
+    @property
     def panel(self) -> int:
-        """Elements of the packed weights of one block of channels, with all pieces; a pair is one."""
-        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.block
+        """Elements of the packed weights of a column of tiles, with all pieces; a pair is one. Tiles are contiguous."""
+        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * self.lanes
 
     @property
     def group_weights(self) -> int:
         """Elements of the packed weights of a group."""
-        lanes = (self.tile.blocks - 1) * self.block + self.tile.last_block
-        return self.split.pieces * self.layer.taps * self.sums.channels // 2 * lanes
+        return self.columns * self.panel
 
     @property
     def raw_weights(self) -> int:
         """Elements of weights that a thread packs before it splits them."""
-        return self.layer.taps * self.weights.chunk * self.block
+        return self.layer.taps * self.weights.chunk * self.lanes
 
     @property
     def out_steps(self) -> Ints:
@@ -248,15 +235,14 @@ class TileGather(Nest):
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         layer, positions = self.layer, self.positions
-        blocks = layer.groups * self.tile.blocks
-        packed = positions.sizes[-1] * positions.steps[-1] // 2 if self.copies_unaligned else 0
+        packed = 0
         if not positions.in_place:
             # Tiles read beyond the last position, and whole vectors and squares of them are packed.
             beyond = self.rows + self.lanes + 1
             packed = (len(positions.runs) * positions.run_entries + beyond) * positions.pitch // 2
         return (
             shared("weights", layer.groups * self.group_weights),
-            shared("bias", blocks * self.block if layer.bias is not None else 0),
+            shared("bias", layer.groups * self.columns * self.lanes if layer.bias is not None else 0),
             per_thread("packed", packed),
             per_thread("staging", self.staged),
             per_thread("places", self.places * 8 // self.item if self.lists_places else 0),
@@ -292,8 +278,8 @@ class Sides:
 class Box(Boxes):
     """How x and y of a box lie in memory, while tiles read them.
 
-    x is [channel][entry]. y is [long row][pair of positions][channel][first, second], with zeros where a position has
-    no result: what x has there is then multiplied by them.
+    x is [channel][entry]. y is [long row][step][16 channels][pair of positions][channel][first, second], with zeros
+    where a position has no result: what x has there is then multiplied by them.
     """
 
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
@@ -352,7 +338,6 @@ class TileSums(Nest):
     ranges: TapRanges  # where it lies inside x
     repairs: bool  # x may be multiplied by a zero that is no result: what becomes NaN so is summed again
     code: Code
-    near: Near
     work: float
     split: Split
 
@@ -382,13 +367,6 @@ class TileSums(Nest):
         rows = self.box.number * prod(self.box.sizes[: self.box.flat])
         positions = prod(a.out for a in self.box.axes)
         return self.split.error(positions, rows * self.box.long_row // STEP + self.parts.slices)
-
-    @property
-    def aligns(self) -> bool:
-        """Whether rows of x are copied before tiles read them, since a tap or a long row begins inside of a line."""
-        box = self.box
-        starts = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat) if box.sizes[i] > 1]
-        return any(at % STEP for at in (*box.entries, *starts))
 
     @property
     def row_room(self) -> int:
@@ -423,7 +401,6 @@ class TileSums(Nest):
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
             per_thread("x", pieces * self.x_piece // 2),
             per_thread("y", pieces * self.y_piece // 2),
-            per_thread("aligned", pieces * self.aligned_piece // 2 if self.aligns else 0),
             per_thread("x_raw", raw_x),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
@@ -433,11 +410,6 @@ class TileSums(Nest):
     def x_piece(self) -> int:
         """Elements of one piece of the numbers of a box of x."""
         return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
-
-    @property
-    def aligned_piece(self) -> int:
-        """The same of rows of x that are copied before tiles read them."""
-        return prod(self.box.sizes[: self.box.flat]) * self.box.long_row * self.rows
 
     @property
     def y_piece(self) -> int:

@@ -18,8 +18,9 @@ class Split:
     """What tiles multiply in place of each number of the tensors, and with what."""
 
     dtype: str  # of the pieces, or of the number itself
-    pieces: int = 1  # 0 and 1 are both the largest, 0 alone has infinities and NaN
+    pieces: int = 1
     products: Products = ((0, 0),)
+    rounds: bool = False  # the last piece is rounded
     lost: float = 0.0  # the most that products left out and rounded pieces amount to, relative to a product
 
     @property
@@ -33,15 +34,16 @@ class Split:
         return 1.0 if self.whole else max(1.0, bound / terms)
 
 
+AHEAD = 4096  # bytes: so far ahead memory is prefetched while numbers are split, which takes some time
 ROUNDOFF = 2.0**-24  # of f32
 MAGNIFIED = 1.01  # the most that the magnitudes of the products of pieces amount to, relative to a product
 WITHIN = 16  # roundings of a product before it is added to the sums: of fifteen others, and of even and odd ones
 
 # Each product but the first shares a piece with the one before, which is then in registers already.
 SPLITS = {
-    ("bf16x6", "f32"): Split("bf16", 4, ((3, 1), (2, 1), (2, 2), (1, 2), (1, 3), (0, 0)), 1.01 * 2.0**-24),
-    ("bf16x3", "f32"): Split("bf16", 3, ((2, 1), (1, 2), (0, 0)), 1.01 * 2.0**-15),
-    ("direct", "f16"): Split("bf16", 3, ((2, 1), (2, 2), (1, 2), (0, 0))),
+    ("bf16x6", "f32"): Split("bf16", 3, ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)), lost=1.01 * 2.0**-24),
+    ("bf16x3", "f32"): Split("bf16", 2, ((1, 0), (0, 0), (0, 1)), rounds=True, lost=1.01 * 2.0**-15),
+    ("direct", "f16"): Split("bf16", 2, ((1, 0), (1, 1), (0, 1), (0, 0))),
 }
 """By algorithm and type, where tiles do not multiply that type itself."""
 
@@ -75,5 +77,5 @@ def multiplied(dtype: str, how: Split) -> str:
     """What tiles multiply, in words."""
     if how.whole:
         return f"tile registers multiply {dtype} (AMX)"
-    made = f"{dtype} is split into {how.pieces - 1} pieces of {how.dtype}"
+    made = f"{dtype} is split into {how.pieces} pieces of {how.dtype}"
     return f"{made}, of which tile registers (AMX) take {len(how.products)} products"

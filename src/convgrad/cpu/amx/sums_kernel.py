@@ -20,10 +20,11 @@ from ..pack.box import Packer
 from ..pack.rows import pack_box, zero
 from ..pack.unpack import unpack
 from .emulation import Emulation
-from .pair import align_rows, each_long_row, end_rows, pair_y, transpose_x
+from .pair import each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
-from .tiles import STEP, TileCode, add_products, bring_near, each_sum, emulation
+from .split import AHEAD
+from .tiles import PAIRS, STEP, Place, TileCode, add_products, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
@@ -42,12 +43,10 @@ class _Functions:
     split_x: Function | None  # splits rows that were packed as such
     pack_y: Function | None  # None: positions are paired as they lie
     pair_y: Function
-    align: Function | None  # None: tiles read rows of x where they are
     tile: Function
     last_tile: Function | None
     finish: Function
     repair: NanRepair | None
-    configuration: str
     tables: dict[str, str]
 
 
@@ -55,7 +54,7 @@ def write(plan: TileSums) -> str:
     """The IR of a kernel for this plan."""
     m = Module()
     kernel = _Kernel(plan, _functions(m, plan), Frame(m, plan.buffers, plan.sum))
-    kernel.code.begin(kernel.functions.configuration)
+    kernel.code.begin(kernel.functions.tables["registers"])
     with kernel.frame.items("first", plan.tasks) as task:
         kernel.sum_task(task)
     kernel.code.end()
@@ -71,18 +70,19 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    wide = replace(moved, lanes=STEP, ahead=0 if plan.split.whole else AHEAD)  # whole lines are copied
     copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
         inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
         *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
-        _pairs_of_y(m, plan, moved, clear), align_rows(m, plan),
+        _pairs_of_y(m, plan, moved, clear),
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
-        _repair(m, plan, inputs) if plan.repairs else None, m.table("registers", plan.tiles.configuration()),
+        _repair(m, plan, inputs) if plan.repairs else None,
         {
+            "registers": m.table("registers", plan.tiles.configuration()),
             "entries": m.table("entries", box.entries),
             "runs": m.table("runs", [start for run in box.runs for start in run]),
             "weights": m.table("weights", plan.weights),
@@ -103,14 +103,16 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
     """The function that does so for y."""
     if plan.split.whole:
         return pair_y(m, moved, plan.box, clear)
-    pieces = _pieces(plan, plan.y_piece)
+    pieces = replace(_pieces(plan, plan.y_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
     return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
 
 
 def _pieces(plan: TileSums, step: int) -> Pieces:
     """How numbers are split, whose pieces then lie a step apart."""
-    sides, pieces = plan.sides, plan.split.pieces
-    return Pieces(sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, pieces, step)
+    sides, how = plan.sides, plan.split
+    return Pieces(
+        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, 0, how.pieces, step, how.rounds
+    )  # fmt: skip
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -151,26 +153,23 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     f.join(branch)
     with ExitStack() as stack:
         entry, long_row = each_long_row(f, box, rest[: box.flat], stack)
-        left_row = f.at(x, f.mul(long_row, box.long_row * plan.rows) if plan.aligns else entry, "i16")
+        left_row = f.at(x, entry, "i16")
         right_row = f.at(y, f.mul(long_row, box.y_row), plan.sum)
         step = stack.enter_context(f.loop(0, rest[box.flat]))
-        left = f.at(left_row, f.mul(step, STEP * plan.rows if plan.aligns else STEP), "i16")
+        left = f.at(left_row, f.mul(step, STEP), "i16")
         right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
-        pitch, piece = (STEP, plan.aligned_piece) if plan.aligns else (box.x_pitch, plan.x_piece)
-        add_products(
-            code, block, across,
-            (lambda i, n: f.at(left, i * block.rows * pitch + n * piece, "i16"), 2 * pitch),
-            (lambda j, n: f.at(right, j * plan.lanes + n * plan.y_piece // 2, plan.sum), box.y_pitch * item),
-            plan.split.products,
-        )  # fmt: skip
-        if plan.near.weights:
-            further = f.at(right, plan.near.weights * STEP // 2 * box.y_pitch, plan.sum)
-            bring_near(f, further, STEP // 2, box.y_pitch * item, across)
-        if plan.near.inputs:
-            further = f.at(left, plan.near.inputs * STEP * (plan.rows if plan.aligns else 1), "i16")
-            bring_near(f, further, block.rows * block.down, 2 * pitch)
+        add_products(code, block, across, *_factors(f, plan, left, right), plan.split.products)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
+
+
+def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[tuple[Place, int], tuple[Place, int]]:
+    """Of x and of y in a step: where tiles are, given the first ones, and bytes between rows."""
+    pitch = plan.box.x_pitch
+    return (
+        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch),
+        (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * plan.item),
+    )
 
 
 @dataclass(frozen=True)
@@ -277,21 +276,15 @@ class _Kernel:
         flat, extents, blocks = box.flat, box.extents, ceil(plan.parts.columns / plan.block)
         row = f.add(1, *(f.mul(f.sub(counts[i], 1), prod(extents[i + 1 :])) for i in range(flat, len(counts))))
         steps = f.div(f.add(row, STEP - 1), STEP)
-        with ExitStack() as stack:
-            column: Value = 0 if plan.aligns else stack.enter_context(f.loop(0, blocks))
-            r = stack.enter_context(f.loop(0, plan.row_room, plan.rows))
-            tap = stack.enter_context(f.loop(0, len(plan.weights)))
+        with (
+            f.loop(0, blocks) as column,
+            f.loop(0, plan.row_room, plan.rows) as r,
+            f.loop(0, len(plan.weights)) as tap,
+        ):
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
             x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
-            if self.functions.align is not None:
-                to = self.at["aligned"]
-                for piece in range(plan.split.pieces):
-                    places = f.at(x, piece * plan.x_piece, "i16"), f.at(to, piece * plan.aligned_piece, "i16")
-                    f.call(self.functions.align, *places, *counts[:flat], steps)
-                x = to
-                column = stack.enter_context(f.loop(0, blocks))
             first = f.mul(column, plan.block)
-            y = f.at(self.at["y"], first, plan.sum)
+            y = f.at(self.at["y"], f.mul(first, PAIRS), plan.sum)
             to = f.at(sums, f.add(f.mul(tap, plan.tap_step), f.mul(r, plan.row_step), first), plan.sum)
             is_last = f.test("eq", column, blocks - 1)
             tile, last = self.functions.tile, self.functions.last_tile

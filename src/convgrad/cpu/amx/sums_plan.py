@@ -30,7 +30,7 @@ from ..plan.tuning import RegisterTuning, converts_f16, tuning
 from ..target import Target
 from .axes import axis, phases_of, tiles_of
 from .gather_plan import SHAPES, code
-from .records import Axis, Box, Near, Sides, SumParts, TileSums
+from .records import Axis, Box, Sides, SumParts, TileSums
 from .split import Split, hindrance, multiplied, split
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
@@ -62,9 +62,8 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
-        tap_ranges(shape.axes), not plain, code(target, p.out_dtype),
-        Near(tuned.near_rows, tuned.near_columns), len(how.products) * work(sides, box, parts, block, tuned), how,
-        threads=threads,
+        tap_ranges(shape.axes), not (plain and how.whole), code(target, p.out_dtype),
+        len(how.products) * work(sides, box, parts, block, tuned), how, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 

@@ -13,7 +13,6 @@ from itertools import product
 
 from ...spec.problem import Ints
 from ..ir.builder import Function, Module, Value
-from ..target import LINE
 from .emulation import FILE, Emulation
 
 REGISTERS = 8
@@ -166,13 +165,6 @@ def loads(block: Block, products: Products) -> tuple[int, int]:
     return sum(new[0] for new in found), sum(new[1] for new in found)
 
 
-def bring_near(f: Function, first: str, rows: int, step: int, lines: int = 1) -> None:
-    """Prefetch rows of factors into the first-level cache: so many lines of each, the rows so many bytes apart."""
-    for row in range(rows):
-        for line in range(lines):
-            f.prefetch(f.at(first, row * step + line * LINE, "i8"), near=True)
-
-
 def each_sum(block: Block, across: int, do: Callable[[int, int, int], None]) -> None:
     """Call `do` with the register of each tile of sums, and where it is: how many tiles down, how many across."""
     for i in range(block.down):
@@ -185,7 +177,4 @@ def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
     return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
 
 
-__all__ = [
-    "COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "bring_near", "each_sum",
-    "emulation",
-]  # fmt: skip
+__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]

@@ -48,7 +48,7 @@ class NanRepair:
     def _nan_lanes(self, f: Function, rows: Sequence[str], left: Value) -> list[str]:
         """Of each input, which of the lanes that are left are NaN."""
         bits, there = vector(self.n.lanes, "i1"), self.n.mask(f, left)
-        return [f.op(f"and {bits} {_nan(f, self.n.vector, row)}, {there}") for row in rows]
+        return [f.op(f"and {bits} {nan(f, self.n.vector, row)}, {there}") for row in rows]
 
     def _vectors(self, f: Function) -> None:
         """Channels are contiguous: all lanes at once."""
@@ -88,7 +88,7 @@ class NanRepair:
         x, y, tap, to, left = f.args
         with f.loop(0, left) as lane, f.loop(0, inputs) as j:
             place = f.at(to, f.add(lane, f.mul(j, self.pitch)), n.sum)
-            with f.when(_nan(f, n.sum, f.load(place, n.sum, size_of(n.sum)))):
+            with f.when(nan(f, n.sum, f.load(place, n.sum, size_of(n.sum)))):
                 group, _ = f.split(lane, [0, outputs])
                 x_here = f.at(x, f.mul(f.add(f.mul(group, inputs), j), x_step), n.storage)
                 y_here = f.at(y, f.mul(lane, y_step), n.storage)
@@ -126,7 +126,7 @@ class NanRepair:
         along(0, f.load(f.at(self.starts, tap, "i64"), "i64", 8), 0)
 
 
-def _nan(f: Function, kind: str, value: str) -> str:
+def nan(f: Function, kind: str, value: str) -> str:
     """Whether a number is NaN, or which lanes of a vector are."""
     return f.op(f"fcmp uno {kind} {value}, {'zeroinitializer' if kind.startswith('<') else '0.0'}")
 

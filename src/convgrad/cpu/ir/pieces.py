@@ -1,9 +1,8 @@
 """Numbers split into pieces of bf16, whose sum they are: for instructions that multiply nothing longer.
 
-A number is rounded to eight bits, what remains is rounded again, and so on; every remainder is exact. An infinity or a
-NaN must meet each number of the other tensor once, and whole: times the smaller pieces of that number, which may be
-zero or of the other sign, it would be NaN. So there are two first pieces: one with infinities and NaN, and one with
-zeros in their place, for the products with smaller pieces. Numbers that would be rounded to infinity are cut instead.
+A number is rounded to eight bits, what remains is rounded again, and so on; every remainder is exact. Of an infinity,
+of NaN, and of what is rounded to infinity the pieces add up to NaN: whatever is summed of their products is NaN, too,
+and has to be summed again otherwise.
 """
 
 from __future__ import annotations
@@ -16,20 +15,19 @@ from .shuffle import shuffle
 from .vectors import same
 
 HALF, UPPER = 0x8000, -0x10000  # half of the last bit of a bf16, and its bits, in those of a float
-INFINITE = 0x7F800000  # the first float that is not finite
-ROUNDED_UP = 0x7F7F8000  # the first that would be rounded to infinity
 
 
 @dataclass(frozen=True)
 class Pieces(Elements):
     """Elements of f32 or f16 that are split as they are packed. Loaded, they are vectors of floats.
 
-    `sum` is "bfloat", a piece; the pieces of a number lie `step` apart. They are `count`, of which two are first ones.
-    `rounds_bf16`: the machine has an instruction that makes bf16 of floats.
+    `sum` is "bfloat", a piece; the pieces of a number are so many, `step` apart. The last one is rounded if more than
+    eight bits are left: `rounds`. `rounds_bf16`: the machine has an instruction that makes bf16 of floats.
     """
 
     count: int = 2
     step: Value = 0
+    rounds: bool = False
 
     def widen(self, f: Function, raw: str, lanes: int) -> str:
         """Elements as they are in memory, made floats; with `sum` as they are in memory, left alone."""
@@ -69,27 +67,19 @@ class Pieces(Elements):
 
     def _split(self, f: Function, value: str, lanes: int) -> list[str]:
         """The pieces of a vector of floats, the largest first: each is the upper half of a word."""
-        floats, words, choice = vector(lanes, "float"), vector(lanes, "i32"), f"select {vector(lanes, 'i1')}"
-        bits = f.op(f"bitcast {floats} {value} to {words}")
-        body = f.op(f"and {words} {bits}, {same(lanes, 0x7FFFFFFF)}")
-        finite = f.op(f"icmp ult {words} {body}, {same(lanes, INFINITE)}")
-        rounds = f.op(f"icmp ult {words} {body}, {same(lanes, ROUNDED_UP)}")
-        half = f.op(f"{choice} {rounds}, {words} {same(lanes, HALF)}, {words} zeroinitializer")
-        rounded = f.op(f"add {words} {bits}, {half}")
-        # Added to itself, an infinity stays, and a NaN has a bit in its upper half.
-        special = f.op(f"bitcast {floats} {f.op(f'fadd {floats} {value}, {value}')} to {words}")
-        first = f.op(f"{choice} {finite}, {words} {rounded}, {words} {special}")
-        first = f.op(f"and {words} {first}, {same(lanes, UPPER)}")
-        piece = f.op(f"{choice} {finite}, {words} {first}, {words} zeroinitializer")
-        found = [first, piece]
-        left = f.op(f"{choice} {finite}, {floats} {value}, {floats} zeroinitializer")
-        while len(found) < self.count:
-            taken = f.op(f"bitcast {words} {piece} to {floats}")
-            left = f.op(f"fsub {floats} {left}, {taken}")
-            bits = f.op(f"bitcast {floats} {left} to {words}")
-            piece = f.op(f"and {words} {f.op(f'add {words} {bits}, {same(lanes, HALF)}')}, {same(lanes, UPPER)}")
-            found.append(piece)
-        return found
+        floats, words, upper = vector(lanes, "float"), vector(lanes, "i32"), same(lanes, UPPER)
+        found: list[str] = []
+        while True:
+            bits = f.op(f"bitcast {floats} {value} to {words}")
+            rounded = f.op(f"add {words} {bits}, {same(lanes, HALF)}")
+            if len(found) < self.count - 1:
+                found.append(f.op(f"and {words} {rounded}, {upper}"))
+                value = f.op(f"fsub {floats} {value}, {f.op(f'bitcast {words} {found[-1]} to {floats}')}")
+                continue
+            if self.rounds:  # but no NaN: its bits might become those of a number
+                number = f.op(f"fcmp ord {floats} {value}, zeroinitializer")
+                bits = f.op(f"select {vector(lanes, 'i1')} {number}, {words} {rounded}, {words} {bits}")
+            return [*found, f.op(f"and {words} {bits}, {upper}")]
 
     def _upper(self, f: Function, piece: str) -> str:
         """A vector of the upper halves of words."""

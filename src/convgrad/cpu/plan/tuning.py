@@ -126,6 +126,8 @@ class LargeTeam:
     threads: int = 16  # so many or more
     least_rows: int = 3  # of a task
     line: int = 20  # steps in which a line of the rows is read: it does not wait in a cache. Emerald Rapids
+    read: float = 0.5  # of what copying the lanes takes: reading them in place
+    few_products: int = 16  # of each element of the lanes in a task: then they are read in place. Zen 5, up to 23%
     task: int = 500  # steps in which a task begins
 
 
@@ -159,21 +161,23 @@ class DepthwiseTuning:
 
 @dataclass(frozen=True)
 class RegisterTuning:
-    """Tile registers, in cycles. From Intel's documents: nothing was measured, since no machine had them."""
+    """Tile registers, in cycles, from Intel's documents; an Emerald Rapids took 16 for a product, too.
+
+    There, four loads took about 70 where half of them came from the second-level cache, beside 64 for the products of
+    that step, and not all of it was hidden. Boxes of an eighth to all of that cache, and 2 to 6 tasks for a thread,
+    made no difference beyond its noise.
+    """
 
     multiply: int = 16  # from one product of tiles to the next
     latency: int = 52  # until the sums of one can be added to
     load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
+    split_box: float = 0.25  # the same of numbers that are split; weights take more of it, too
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
     panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side
     fetches_input: bool = True  # of the next box, while one is computed
     fetches_results: bool = True  # the memory of a tile's results, while the one before is written
-    near_inputs: int = 0  # y and x: steps ahead that inputs are prefetched into the first-level cache; 0: they are not
-    near_weights: int = 0  # the same of weights
-    near_rows: int = 0  # w: the same of what is in the rows,
-    near_columns: int = 0  # and of what is in the columns
 
 
 @dataclass(frozen=True)
