@@ -189,6 +189,24 @@ def test_the_level_says_what_it_does_not_serve():
     assert registry.make_plan(dense, TARGET, aligned=False).level != "Hopper's gathers"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x bf16 n64 g1 cx128 cy128 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1",
+        "x bf16 n64 g1 cx192 cy384 x28x28 w2x2 y14x14 s2x2 d1x1 p0x0",
+        "x bf16 n16 g1 cx512 cy512 x2048 w9 y2048 s1 d1 p4",
+    ],
+)
+def test_results_that_lie_apart_are_copied(line):
+    """Phases and rows whose elements have no neighbours in memory took ten times as long when they were stored so."""
+    problem = Problem.parse(f"{line} y@nxc w@xio")
+    assert gather.plan(problem, TARGET) == "results would be written one by one"
+    found = registry.make_plan(Problem.parse(line), TARGET)
+    assert found.level == "copies"
+    assert found.launches[-2].constant("STORE") == "copy"
+    assert found.launches[-1].kernel == "relay"
+
+
 def test_a_plan_follows_the_machine_and_tells_why():
     found = planned("dense")
     assert any("taps read one box" in reason for reason in found.why)
