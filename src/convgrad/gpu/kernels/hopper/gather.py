@@ -368,7 +368,7 @@ def multiply_view(
 ):
     """Add the products of what a tile reads of one view. What the product before read may then be overwritten.
 
-    Assumes: as many taps read each box if there are several parts.
+    Assumes: one tap reads each box if there are several parts.
     """
     _, _, a_free, a_full, b_free, b_full = shared
     a_before, b_before = befores
