@@ -20,8 +20,8 @@ OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
 APART = 1.2  # of products of parts: their sums leave the matrix units after every block
 TALL = 1.03  # of a block, where a box of more than 128 positions comes for every tap
-THIN = {2: 1.25, 3: 1.05, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
-TILE = 800  # cycles of a tile besides its sum
+THIN = {2: 1.25, 3: 1.1, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
+TILE = 600  # cycles of a tile besides its sum
 STORED_BYTES = {
     "copy": 64,
     "rows": 20,
