@@ -172,6 +172,10 @@ def test_the_level_says_what_it_does_not_serve():
     dense = Problem.parse(LAYERS["dense"].format("x", "bf16"))
     for changed, reason in [
         (replace(dense, wanted="w"), "it makes y and x"),
+        (
+            replace(dense, dtype="f32", out_dtype="f32"),
+            "its sums of f32 are not as exact as plain ones, since matrix units cut them off",
+        ),
         (replace(dense, dtype="f64", out_dtype="f64"), "f64 has other matrix units"),
         (
             Problem.parse(LAYERS["dense"].format("x", "bf16").replace("y@nxc", "")),
@@ -183,6 +187,24 @@ def test_the_level_says_what_it_does_not_serve():
     assert registry.make_plan(dense, TARGET).level == "Hopper's gathers"
     assert registry.make_plan(dense, of_kind("sm_100")).level != "Hopper's gathers"
     assert registry.make_plan(dense, TARGET, aligned=False).level != "Hopper's gathers"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x bf16 n64 g1 cx128 cy128 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1",
+        "x bf16 n64 g1 cx192 cy384 x28x28 w2x2 y14x14 s2x2 d1x1 p0x0",
+        "x bf16 n16 g1 cx512 cy512 x2048 w9 y2048 s1 d1 p4",
+    ],
+)
+def test_results_that_lie_apart_are_copied(line):
+    """Phases and rows whose elements have no neighbours in memory took ten times as long when they were stored so."""
+    problem = Problem.parse(f"{line} y@nxc w@xio")
+    assert gather.plan(problem, TARGET) == "results would be written one by one"
+    found = registry.make_plan(Problem.parse(line), TARGET)
+    assert found.level == "copies"
+    assert found.launches[-2].constant("STORE") == "copy"
+    assert found.launches[-1].kernel == "relay"
 
 
 def test_a_plan_follows_the_machine_and_tells_why():
@@ -234,7 +256,7 @@ def few(problem, precision, count):
     """The plan of a problem, and some others, none of them large."""
     problem = fold.folded(problem) or problem
     space = views.space(problem)
-    operands = gather.operands_of(problem, SMALL, precision)
+    operands = gather.operands_of(problem, precision)
     found = [
         candidate
         for way in ways.ways(problem, space, operands)
@@ -272,7 +294,7 @@ def test_boxes_and_taps_make_the_sums(name, wanted):
     before = memory[wanted]
     if problem.accumulate:
         expected += seen_as(wanted)
-    for plan in few(problem, "default", 3):
+    for plan in few(problem, "bf16x6", 3):
         memory[wanted] = before.copy() if problem.accumulate else np.full(before.shape, np.nan)
         gathers.compute(plan, memory, bias)
         assert np.array_equal(seen_as(wanted), expected), (str(plan), plan.why)
@@ -317,7 +339,7 @@ def test_other_candidates_compile(kind):
     name = {"rows": "strided", "plain": "stem"}.get(kind, "narrow")
     problem = Problem.parse(LAYERS[name].format("x", "bf16"))
     space = views.space(problem)
-    operands = gather.operands_of(problem, TARGET, "default")
+    operands = gather.operands_of(problem, "default")
     for candidate in (
         c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, space, way, TARGET)
     ):

@@ -262,10 +262,10 @@ def load_view(
                                 )
                                 ib += 1
                         else:
-                            for use in range(0, rows * (PARTS - part)):
+                            for use in range(0, rows):
                                 slot = ib % B_STAGES
                                 mbarrier.wait(b_free.index(slot), ((ib // B_STAGES) & 1) ^ 1)
-                                t = tap + use % rows * (KSTEP[1] * TAP_STEPS[1]) + use // rows * taps
+                                t = tap + use * (KSTEP[1] * TAP_STEPS[1])
                                 load_weights(
                                     slot, t, depth, column, wanted, weights, b_room, b_full, DEPTH, COLUMNS, ACROSS
                                 )
@@ -366,7 +366,10 @@ def multiply_view(
     RESIDENT: gl.constexpr,
     ACROSS: gl.constexpr,
 ):
-    """Add the products of what a tile reads of one view. What the product before read may then be overwritten."""
+    """Add the products of what a tile reads of one view. What the product before read may then be overwritten.
+
+    Assumes: one tap reads each box if there are several parts.
+    """
     _, _, a_free, a_full, b_free, b_full = shared
     a_before, b_before = befores
     A_STAGES: gl.constexpr = a_free.shape[0]
@@ -376,31 +379,38 @@ def multiply_view(
     rows = ROWS if STEADY else says(VIEWS, TAPS + 1, place[5])
     count = count_of(place, VIEWS, sizes, steps, OSTEP, BOX, ROWS, RESIDENT) * blocks
     for _ in range(0, count):
+        # Sums within the matrix units are cut off, not rounded. So the largest products of f32, of first parts, are
+        # summed there over one block alone; the smaller ones together.
+        some = gl.zeros_like(acc) if PARTS > 1 else acc
         for part in gl.static_range(PARTS):
             stage = ia % A_STAGES
             mbarrier.wait(a_full.index(stage), (ia // A_STAGES) & 1)
             if STEADY:
                 for use in gl.static_range(ROWS * (PARTS - part)):
                     row = use % ROWS if OSTEP[1] > 0 else ROWS - 1 - use % ROWS
-                    acc = product(
-                        acc, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
+                    some = product(
+                        some, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
                     )  # fmt: skip
                     if not RESIDENT:
                         mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
                     if use == 0:
                         mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=ia > a_before)
+                    if PARTS > 1 and part == 0 and use < ROWS:
+                        acc = acc + warpgroup_mma_wait(0, [some])
+                        some = gl.zeros_like(acc)
                     ib += 1
             else:
-                for use in range(0, rows * (PARTS - part)):
-                    row = use % rows if OSTEP[1] > 0 else rows - 1 - use % rows
-                    acc = product(
-                        acc, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
+                for use in range(0, rows):
+                    row = use if OSTEP[1] > 0 else rows - 1 - use
+                    some = product(
+                        some, stage, ib, row * AWAY, shared, GROUP, BOX, UNITS, DEPTH, RESIDENT, ACROSS
                     )  # fmt: skip
                     mbarrier.arrive(b_free.index((ib + B_STAGES - 1) % B_STAGES), count=1, pred=ib > b_before)
                     first = (use == 0) & (ia > a_before)
                     mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=first)
                     ib += 1
             ia += 1
+        acc = acc + warpgroup_mma_wait(0, [some]) if PARTS > 1 else some
     return acc, ia, ib
 
 

@@ -54,15 +54,18 @@ def power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-def shapes(item: int, columns: int, summed: int) -> Iterator[Shape]:
-    """The shapes for so many channels, with rows of shared memory of 128 bytes or, for few channels, fewer."""
+def shapes(item: int, parts: int, columns: int, summed: int) -> Iterator[Shape]:
+    """The shapes for so many channels, with rows of shared memory of 128 bytes or, for few channels, fewer.
+
+    Sums of parts are held twice, so they take half as many results at a time.
+    """
     whole = 128 // item
     depths = {min(whole, max(power(summed), 32 // item))}
     if summed > whole // 2:
         depths |= {d for d in (whole // 2,) if -(-summed // d) * d <= 0.85 * (-(-summed // whole) * whole)}
     widest = max(power(columns), 16)
     for half, width in _SHAPES:
-        if width <= widest and (width < 256 or item == 2):
+        if width <= widest and (width < 256 or item == 2) and (parts == 1 or half * width <= 64 * 128):
             for depth in sorted(depths, reverse=True):
                 yield Shape(half, width, depth)
 

@@ -18,10 +18,16 @@ CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
+APART = 1.2  # of products of parts: their sums leave the matrix units after every block
 TALL = 1.03  # of a block, where a box of more than 128 positions comes for every tap
-THIN = {2: 1.25, 3: 1.12, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
+THIN = {2: 1.25, 3: 1.1, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
 TILE = 600  # cycles of a tile besides its sum
-STORED_BYTES = {"copy": 64, "rows": 20, "turned": 20}  # of results, in a cycle, by how they are stored
+STORED_BYTES = {
+    "copy": 64,
+    "rows": 20,
+    "turned": 20,
+    "scattered": 0.4,
+}  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
@@ -57,6 +63,7 @@ def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) ->
     narrow = max(shape.columns / 2, (64 + shape.columns) / 4) * (2 * shape.half / 64) * (shape.depth * item / 32)
     uses = rows * way.operands.products
     products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
+    products *= APART if way.operands.parts > 1 else 1.0
     loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
     copies = loads * item / CACHE_BYTES
     # Few blocks in flight wait for memory now and then.

@@ -16,7 +16,7 @@ from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .fold import folded
-from .launches import Candidate, settle, stored
+from .launches import Candidate, scatters, settle, stored
 from .tensors import Operands, input_parts, seen
 from .views import Space, space
 from .ways import Way, ways
@@ -38,8 +38,9 @@ def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
 
 def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
     """The plan for a problem by the axes that it has."""
-    operands = operands_of(p, target, precision)
-    if reason := refusal(p, operands):
+    operands = operands_of(p, precision)
+    reason = refusal(p, precision)
+    if reason or operands is None:
         return reason
     s = space(p)
     given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
@@ -49,6 +50,8 @@ def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
+    if stored(p, s, best.way, best.shape.columns) == "plain" and scatters(p, s, best.way):
+        return "results would be written one by one"
     if operands.parts > 1:
         plain = choose.plan(p, target, precision)
         if prod(input_parts(p, s).shape) >= 3 * 2**31:
@@ -58,21 +61,23 @@ def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
     return settle(p, s, best, target)
 
 
-def operands_of(p: Problem, target: Target, precision: str) -> Operands:
-    """What the matrix units are given; f32 itself is what they take for tf32."""
-    asked = choose.precision_of(p, target, precision)
-    if p.dtype == "f32" and asked == "bf16x6":
-        return Operands("bf16", 3)
-    return Operands(p.dtype if p.dtype != "f32" or asked == "tf32" else "f64")
+def operands_of(p: Problem, precision: str) -> Operands | None:
+    """What the matrix units are given; f32 itself is what they take for tf32. None if nothing serves."""
+    if p.dtype in ("bf16", "f16"):
+        return Operands(p.dtype)
+    given = {"tf32": Operands("f32"), "bf16x6": Operands("bf16", 3)}
+    return given.get(precision) if p.dtype == "f32" else None
 
 
-def refusal(p: Problem, operands: Operands) -> str:
+def refusal(p: Problem, precision: str) -> str:
     """What this level does not compute."""
+    default = p.dtype == "f32" and precision == "default"
     reasons = {
         "it makes y and x": p.wanted == "w",
         "no product reaches the result": not p.flops,
-        "f32 is taken in tf32 and bf16x6": p.dtype == "f32" and operands.dtype == "f64",
+        "its sums of f32 are not as exact as plain ones, since matrix units cut them off": default,
         "f64 has other matrix units": p.dtype == "f64",
+        f"it does not take f32 in {precision}": not default and operands_of(p, precision) is None,
         "offsets take 64 bits": is_wide(p),
         "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
         f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
@@ -91,9 +96,10 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     """Boxes and shapes for a way, each with its time."""
     summed = way.window(p)
     item = way.operands.item
-    for shape in shapes(item, way.columns, summed):
+    for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
         store = stored(p, s, way, shape.columns)
+        label = "scattered" if store == "plain" and scatters(p, s, way) else store
         room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
         for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
@@ -105,4 +111,4 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             )
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
-                    yield Candidate(seconds(p, way, shape, fitted, target, store), way, shape, fitted, tiles)
+                    yield Candidate(seconds(p, way, shape, fitted, target, label), way, shape, fitted, tiles)

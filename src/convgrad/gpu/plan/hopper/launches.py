@@ -18,6 +18,7 @@ from .ways import Way, meeting
 
 SOURCES = 8  # descriptors of the input that the kernel takes
 RESULTS = 4  # those of the results
+FEW = 4  # channels of x that may come between pixels within a stride
 PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
 
 
@@ -93,6 +94,15 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     if of[2] == 1 and run % 4 == 0:
         return "rows"
     return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+
+
+def scatters(p: Problem, s: Space, way: Way) -> bool:
+    """Whether neither neighbouring columns nor neighbouring pixels of a tile are neighbours in memory."""
+    of = result_strides(p, s)
+    if of[2] == 1:
+        return False
+    phases = p.wanted == "x" and prod(s.stride) > 1 and not way.inner
+    return of[LAST] != 1 or phases or way.inner > FEW
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:

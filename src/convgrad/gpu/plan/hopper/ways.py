@@ -44,6 +44,8 @@ class Way(NamedTuple):
     def rows(self) -> tuple[int, int]:
         """Taps along rows that may read one box, and by how many rows they are apart."""
         taps = [view.taps[1] for view in self.views]
+        if self.operands.parts > 1:
+            return 1, 0  # sums of parts are held twice: registers are too few for more of them
         if len(taps) == 1:
             return max(count for count in range(1, MOST_ROWS + 1) if taps[0] % count == 0), self.step[1]
         # There are descriptors for four views with boxes of both heights.
