@@ -85,6 +85,8 @@ def hindrance(p: Problem) -> str:
         return "it is for groups of few channels"
     _, row, column = spatial(p)
     summed = p.cy if p.wanted == "x" else p.cx
+    if _lie_differently(p):
+        return "channels lie side by side in one tensor, pixels in the other"
     if not are_inside(p):
         if summed * (p.cx if p.wanted == "w" else 1) > 2 and not lie_in_space(p):
             return "channels of a group are not side by side"
@@ -112,6 +114,12 @@ def are_inside(p: Problem) -> bool:
 def lie_in_space(p: Problem) -> bool:
     """Whether pixels lie side by side, in both large tensors."""
     return all(_unit_column(p, role) for role in ("x", "y"))
+
+
+def _lie_differently(p: Problem) -> bool:
+    """Whether channels lie side by side in one of the large tensors, and pixels in the other: one has no neighbours."""
+    x, y = (strides(p, role) for role in ("x", "y"))
+    return any(a[1] == 1 != a[5] and b[5] == 1 != b[1] for a, b in ((x, y), (y, x)))
 
 
 def _unit_column(p: Problem, role: Role) -> bool:
