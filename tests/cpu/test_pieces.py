@@ -68,7 +68,7 @@ class Splitter:
         m = Module()
         f = m.function("split", ["p:from", "p:to", "i:n"], exported=True)
         source, to, n = f.args
-        pieces = Pieces(dtype, lanes, "bfloat", True, instruction, count, n, count == 2)
+        pieces = Pieces(dtype, lanes, "bfloat", True, instruction, 0, count, n, count == 2)
         with f.loop(0, n, 1 if single else lanes) as i:
             at, place = f.at(source, i, pieces.storage), f.at(to, i, "i16")
             if single:

@@ -11,7 +11,6 @@ import pytest
 
 import convgrad
 from convgrad.gpu.plan.hopper import weights as hopper
-from convgrad.gpu.plan.registry import make_plan
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
 from marks import slow_but
@@ -124,7 +123,7 @@ def test_what_is_left_to_others():
 
 def test_layers_get_the_forms_that_are_made_for_them():
     def walk(line):
-        plan = make_plan(Problem.parse(line), TARGET)
+        plan = hopper.plan(Problem.parse(line), TARGET, "default")
         assert plan.kernel == "weights_boxes"
         assert plan.workspace <= hopper.MOST_WORKSPACE + (128 << 20)
         return boxes.numbers(plan.launches[-2]), plan

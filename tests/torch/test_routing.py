@@ -257,6 +257,8 @@ def test_machines_on_which_pytorch_is_expected_to_be_ahead(monkeypatch):
     target = replace(policy.cpu.machine(), tiles=Tiles(("bf16",)))
     monkeypatch.setattr(policy.cpu, "machine", lambda: target)
     assert not policy.hindrance(p, "cpu", "fast")
+    assert "AMX" in policy.hindrance(replace(p, cy=34), "cpu", "fast")  # which steps of 16 pairs do not divide well
+    assert not policy.hindrance(replace(p, cx=34), "cpu", "fast")
 
 
 def test_mistakes_are_told_by_pytorch():

@@ -72,12 +72,21 @@ def hindrance(p: Problem, device: str, policy: str) -> str:
         return ""
     if device == "cuda":
         return 'our kernels for GPUs have not been measured beside PyTorch\'s; the policy "all" takes them'
-    if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and "bf16" not in cpu.machine().tiles.dtypes:
+    if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and not _in_tiles(p):
         return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
     for rule in RULES:
         if rule.fits(p):
             return f"{rule.what}: PyTorch is expected to be quicker"
     return ""
+
+
+def _in_tiles(p: Problem) -> bool:
+    """Whether tiles multiply a problem of bfloat16 here, too: they are used, and steps divide its channels well."""
+    if not cpu.machine().tiles.multiply("bf16"):
+        return False
+    from ..cpu.amx.gather_plan import pairs_of_step
+
+    return p.wanted == "w" or pairs_of_step(p.cy if p.wanted == "x" else p.cx) > 0
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,7 @@ from .pieces import split_weights
 from .places import list_places, write_tile
 from .records import TileGather
 from .repair import reads, repair_tile
+from .split import AHEAD
 from .tiles import STEP, TileCode, emulation
 
 PHASE = 6  # numbers of a phase in the table of phases: first tap, taps, and the residue along each axis
@@ -133,7 +134,8 @@ def _pieces(plan: TileGather) -> Pieces:
     layer, how = plan.layer, plan.split
     step = plan.positions.pitch // how.pieces
     return Pieces(
-        layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, how.pieces, step, how.rounds
+        layer.dtype, plan.lanes, "bfloat", layer.converts_f16, plan.code.splits_bf16, AHEAD, how.pieces, step,
+        how.rounds,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class Split:
         return 1.0 if self.whole else max(1.0, bound / terms)
 
 
+AHEAD = 4096  # bytes: so far ahead memory is prefetched while numbers are split, which takes some time
 ROUNDOFF = 2.0**-24  # of f32
 MAGNIFIED = 1.01  # the most that the magnitudes of the products of pieces amount to, relative to a product
 WITHIN = 16  # roundings of a product before it is added to the sums: of fifteen others, and of even and odd ones

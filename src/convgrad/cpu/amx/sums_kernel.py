@@ -23,6 +23,7 @@ from .emulation import Emulation
 from .pair import each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
+from .split import AHEAD
 from .tiles import PAIRS, STEP, Place, TileCode, add_products, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
@@ -69,7 +70,7 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
     box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP)  # whole lines are copied
+    wide = replace(moved, lanes=STEP, ahead=0 if plan.split.whole else AHEAD)  # whole lines are copied
     copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
@@ -102,7 +103,7 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
     """The function that does so for y."""
     if plan.split.whole:
         return pair_y(m, moved, plan.box, clear)
-    pieces = _pieces(plan, plan.y_piece)
+    pieces = replace(_pieces(plan, plan.y_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
     return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
 
 
@@ -110,7 +111,7 @@ def _pieces(plan: TileSums, step: int) -> Pieces:
     """How numbers are split, whose pieces then lie a step apart."""
     sides, how = plan.sides, plan.split
     return Pieces(
-        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, how.pieces, step, how.rounds
+        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, 0, how.pieces, step, how.rounds
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..target import LINE
 from .builder import Function, Value, float_text, vector
 from .shuffle import interleave, shuffle
 from .vectors import mangled, same, size_of, splat, splat_constant
@@ -22,7 +23,7 @@ class Elements:
 
     `converts_f16`: the machine has instructions for f16; else integers do it. `rounds_bf16`: it has one that rounds to
     bf16, and subnormal numbers to zero, as its dot products do. With `sum` "i16", elements of 16 bits are copied as
-    they are.
+    they are. `ahead`: so many bytes further on, memory is prefetched as vectors are loaded.
     """
 
     dtype: str
@@ -30,6 +31,7 @@ class Elements:
     sum: str
     converts_f16: bool
     rounds_bf16: bool = False
+    ahead: int = 0
 
     @property
     def storage(self) -> str:
@@ -86,6 +88,8 @@ class Elements:
     def load(self, f: Function, pointer: str, mask: str | None = None) -> str:
         """A vector of the tensor, widened. Lanes outside the mask become zeros, and their memory is not read."""
         kind = vector(self.lanes, self.storage)
+        for byte in range(0, self.bytes if self.ahead else 0, LINE):
+            f.prefetch(f.at(pointer, self.ahead + byte, "i8"))
         if mask is None:
             raw = f.load(pointer, kind, 1)
         else:

@@ -167,7 +167,8 @@ def walk(p: Problem, taps: int = 0) -> Walk:
     row, back = spatial(p)[1], p.wanted == "x"
     kernel = taps or row.w
     if back and row.stride > 1:
-        lead = -((kernel - 1 - row.pad) // row.stride)
+        # The first row that has a part in the first result or, where no tap meets it, the last one before it.
+        lead = min(-((kernel - 1 - row.pad) // row.stride), row.pad // row.stride)
         live = max(kernel, row.stride)
         extra = (row.stride - 1 + row.pad) // row.stride - lead
         met = tuple(e if e < kernel else -1 for e in range(live))

@@ -497,7 +497,8 @@ def finish_weights(
     ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
-    SLOTS: tl.constexpr,  # that are read at once
+    SLOTS: tl.constexpr,  # that are read side by side
+    MORE: tl.constexpr,  # times that many are on their way at once
     UNIT: tl.constexpr,  # the axis of w whose stride is 1
     LONG: tl.constexpr,  # whether numbers of the list by programs need 64 bits
     WIDE: tl.constexpr,
@@ -530,9 +531,15 @@ def finish_weights(
     # Programs begin while the last sums are written, and wait here for the end of that.
     gdc_wait()
     sums = tl.zeros([SLOTS, ROWS, LANES], tl.float32)
-    for begin in tl.range(0, (last - first + 1).to(tl.int32), SLOTS):
-        there = (begin + slot <= last - first)[:, None, None]
-        sums += tl.load(from_parts + begin * (ALL * 64 * COLUMNS), mask=there, other=0.0)
+    for begin in tl.range(0, (last - first + 1).to(tl.int32), SLOTS * MORE):
+        # All are asked for before any is added.
+        found = ()
+        for more in tl.static_range(MORE):
+            at_slot = begin + more * SLOTS
+            there = (at_slot + slot <= last - first)[:, None, None]
+            found = found + (tl.load(from_parts + at_slot * (ALL * 64 * COLUMNS), mask=there, other=0.0),)
+        for more in tl.static_range(MORE):
+            sums += found[more]
     acc = tl.sum(sums, 0)
     unit = part * WALK[UNITS] + which // WALK[TAPS] * (64 // BLOCK)
     if BLOCK == 64:

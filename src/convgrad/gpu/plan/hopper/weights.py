@@ -758,8 +758,15 @@ def _list(cut: Cut) -> Values:
 def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     view, columns = cut.view, cut.columns * cut.split
     per_tile = programs / cut.tiles + 1
-    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (64, 64, 4)
-    warps = 8 if rows == 64 else 4
+    # Rows and lanes of a program, slots side by side and after each other, and warps: enough to be under way at once.
+    shapes = (
+        (64, (16, 16, 64, 1, 16)),
+        (16, (16, 16, 32, 1, 8)),
+        (8, (16, 16, 16, 1, 4)),
+        (4, (32, 16, 1, 8, 4)),
+        (0, (64, 32, 1, 4, 4)),
+    )
+    rows, lanes, beside, after, warps = next(shape for least, shape in shapes if per_tile > least)
     lanes = min(lanes, columns)
     of_w = view.w.strides
     unit = 2 if of_w[2] == 1 else 1 if of_w[1] == 1 else -1
@@ -781,7 +788,8 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
         ("ALIGN", ALIGN // cut.item),
         ("ROWS", rows),
         ("LANES", lanes),
-        ("SLOTS", at_once),
+        ("SLOTS", beside),
+        ("MORE", after),
         ("UNIT", unit),
         ("LONG", cut.whole * cut.group_blocks * programs >= 2**31),
         ("WIDE", is_wide(p)),
