@@ -144,12 +144,14 @@ WALKS = [
     ("pixels", "w", "bf16", "sm_90"),
     ("large kernel", "x", "bf16", "sm_90"),
     ("large kernel", "w", "bf16", "sm_90"),
-    ("four of a group", "x", "bf16", "sm_90"),
+    ("large kernel, pixels", "x", "bf16", "sm_80"),
+    ("four of a group", "x", "f32", "sm_90"),
 ]
 DEPTHWISE = {
     "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
     "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
     "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
+    "large kernel, pixels": "{} {} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3",
     "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
 }
 
@@ -159,11 +161,13 @@ def test_walks_compile(name, wanted, dtype, kind):
     """Rows that are kept stay in registers, and neighbours are loaded together."""
     target = of_kind(kind)
     plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
-    assert plan.level == ("bands" if name == "large kernel" else "rows")
+    assert plan.level == ("bands" if name == "large kernel, pixels" else "rows")
     kernel = compiler.build(plan.launches[0], target, aligned=True)
     assert spills(kernel) == 0
     assert ".local" not in kernel.asm["ptx"]
-    if name != "large kernel":  # a thread has a channel or two of it
+    if plan.level == "bands":
+        assert "ldmatrix" in kernel.asm["ptx"]
+    elif name != "large kernel":  # a thread has a channel or two of it
         assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 
 

@@ -41,6 +41,8 @@ def test_depthwise_layers_are_walked(wanted, kind):
     for line in (DEPTHWISE.replace("g192 cx1 cy1", "g1 cx192 cy192"), DEPTHWISE.replace("w3x3", "w3x31")):
         assert rows.hindrance(Problem.parse(line.format(wanted, "bf16")))
     assert rows.hindrance(Problem.parse(DEPTHWISE.format(wanted, "f64")))
+    mixed = DEPTHWISE.replace("y@nxc", "")
+    assert registry.make_plan(Problem.parse(mixed.format(wanted, "bf16")), target).level in ("copies", "blocks")
 
 
 def test_few_channels_make_one_axis_with_the_taps():

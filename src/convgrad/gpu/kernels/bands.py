@@ -43,14 +43,12 @@ def bands(
     ORIGIN: tl.constexpr,
     FIRST: tl.constexpr,  # the first column of a run's window
     WINDOW: tl.constexpr,
-    NEEDED: tl.constexpr,  # columns of the window that are read
     BAND: tl.constexpr,  # which tap an entry of the band holds: by column of the window, of the run, start, divisor
     MADE: tl.constexpr,
     FLAT: tl.constexpr,
     A_UNIT: tl.constexpr,
     W_UNIT: tl.constexpr,
     OUT_UNIT: tl.constexpr,
-    PIXELS: tl.constexpr,  # are side by side, not channels
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -87,8 +85,6 @@ def bands(
     row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1]
     read = run[:, None] * ORIGIN + (FIRST + side)[None, :]
     inside = (read >= 0) & (read < a_sizes[2]) & there[:, None]
-    if NEEDED < WINDOW:
-        inside = inside & (side < NEEDED)[None, :]
     row_step = stride(a_strides, 4, A_UNIT)
     lanes = a + g * stride(a_strides, 1, A_UNIT)
     from_a = (n * stride(a_strides, 0, A_UNIT) + row * row_step)[:, None] + read * stride(a_strides, 5, A_UNIT)
@@ -102,7 +98,7 @@ def bands(
     written = (write < out_sizes[2]) & there[:, None]
     shift = 0.0
     if BIAS:
-        shift = _lifted(tl.load(bias + q * bias_stride, mask=column, other=0.0).to(tl.float32), PIXELS)
+        shift = tl.load(bias + q * bias_stride, mask=column, other=0.0).to(tl.float32)[:, None, None]
     sums = ()
     for _ in tl.static_range(LIVE):
         sums = sums + (tl.zeros([COLUMNS, ROWS, WIDTH], tl.float32),)
@@ -114,14 +110,18 @@ def bands(
                 at, layer = depth_of(z, k0, DEPTH, a_sizes[0])
                 seen = layer & (row + down >= 0) & (row + down < a_sizes[1])
                 offset = from_a + (at * stride(a_strides, 3, A_UNIT) + down * row_step)[:, None]
-                values = read_block(lanes, offset, column, inside & seen[:, None], PIXELS, ROWS, COLUMNS, WINDOW)
+                values = _read(lanes, offset, column, inside & seen[:, None], ROWS, COLUMNS, WINDOW)
                 sums = _multiply(sums, values, factors, k0, i, ROW_TAPS, K1, LIVE)
         for e in tl.static_range(UP):
             which = step * UP + (e + ROW[2])
             ends = (which >= 0) & (which < height * UP)
             has = written & (ends & (result + which * CLASSES < out_sizes[1]))[:, None]
+            has = tl.broadcast_to(has[None, :, :] & column[:, None, None], (COLUMNS, ROWS, WIDTH))
             place = to + which * (CLASSES * stride(out_strides, 4, OUT_UNIT))
-            _write(to_lanes, place, column, has, sums[e], shift, PIXELS, ROWS, COLUMNS, WIDTH, BIAS)
+            value = sums[e]
+            if BIAS:
+                value += shift
+            tl.store(to_lanes[:, None, None] + place[None, :, :], value.to(out.dtype.element_ty), mask=has)
             spoilt += sums[e] * 0.0  # which is NaN from the first NaN on
         sums = shifted(sums, UP)
         for _ in tl.static_range(UP):
@@ -157,42 +157,18 @@ def bands(
 
 
 @triton.jit
-def _lifted(values, PIXELS: tl.constexpr):
-    """Values of channels, for a block whose last axis has pixels, or channels."""
-    if PIXELS:
-        return values[:, None, None]
-    else:
-        return values[None, None, :]
-
-
-@triton.jit
-def _both(column, inside, PIXELS: tl.constexpr):
-    """The same of masks."""
-    if PIXELS:
-        return column[:, None, None] & inside[None, :, :]
-    else:
-        return inside[:, :, None] & column[None, None, :]
-
-
-@triton.jit
-def read_block(
+def _read(
     lanes,
     offset,
     column,
     inside,
-    PIXELS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
     """A row of the windows: [COLUMNS, ROWS, WINDOW]."""
-    if PIXELS:
-        mask = tl.broadcast_to(_both(column, inside, PIXELS), (COLUMNS, ROWS, WINDOW))
-        return tl.load(lanes[:, None, None] + offset[None, :, :], mask=mask, other=0.0)
-    else:
-        mask = tl.broadcast_to(_both(column, inside, PIXELS), (ROWS, WINDOW, COLUMNS))
-        values = tl.load(lanes[None, None, :] + offset[:, :, None], mask=mask, other=0.0)
-        return tl.permute(values, (2, 0, 1))
+    mask = tl.broadcast_to(column[:, None, None] & inside[None, :, :], (COLUMNS, ROWS, WINDOW))
+    return tl.load(lanes[:, None, None] + offset[None, :, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -214,30 +190,3 @@ def _multiply(
             value = tl.dot(values, factors[LAYER * KERNEL + ROW_TAPS[ROW][e]], value)
         found = found + (value,)
     return found
-
-
-@triton.jit
-def _write(
-    lanes,
-    offset,
-    column,
-    has,
-    value,
-    shift,
-    PIXELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BIAS: tl.constexpr,
-):
-    """Write a row of results."""
-    if PIXELS:
-        mask = tl.broadcast_to(_both(column, has, PIXELS), (COLUMNS, ROWS, WIDTH))
-        place = lanes[:, None, None] + offset[None, :, :]
-    else:
-        mask = tl.broadcast_to(_both(column, has, PIXELS), (ROWS, WIDTH, COLUMNS))
-        place = lanes[None, None, :] + offset[:, :, None]
-        value = tl.permute(value, (1, 2, 0))
-    if BIAS:
-        value += shift
-    tl.store(place, value.to(lanes.dtype.element_ty), mask=mask)

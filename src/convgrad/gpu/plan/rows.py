@@ -85,6 +85,8 @@ def hindrance(p: Problem) -> str:
         return "it is for groups of few channels"
     _, row, column = spatial(p)
     summed = p.cy if p.wanted == "x" else p.cx
+    if _lie_differently(p):
+        return "channels lie side by side in one tensor, pixels in the other"
     if not are_inside(p):
         if summed * (p.cx if p.wanted == "w" else 1) > 2 and not lie_in_space(p):
             return "channels of a group are not side by side"
@@ -112,6 +114,12 @@ def are_inside(p: Problem) -> bool:
 def lie_in_space(p: Problem) -> bool:
     """Whether pixels lie side by side, in both large tensors."""
     return all(_unit_column(p, role) for role in ("x", "y"))
+
+
+def _lie_differently(p: Problem) -> bool:
+    """Whether channels lie side by side in one of the large tensors, and pixels in the other: one has no neighbours."""
+    x, y = (strides(p, role) for role in ("x", "y"))
+    return any(a[1] == 1 != a[5] and b[5] == 1 != b[1] for a, b in ((x, y), (y, x)))
 
 
 def _unit_column(p: Problem, role: Role) -> bool:
@@ -478,7 +486,7 @@ def pace_of(p: Problem, target: Target, way: Way) -> Pace:
     else:
         products, written = prod(p.w) * summed * way.width, over.up * way.width
         products //= column.stride if over.up > 1 else 1
-        end = STEPS if over.results > 1 else 0
+        end = 0 if over.results == 1 else 1 if way.pixels else STEPS
     count = elements * (products * pairs + read + written * (made if way.inside else 1))
     instructions = count + 5 * rows_read * len(pieces) + 2 * written + 30
     return Pace(instructions, resident(target, registers(p, way), way.warps), tiles, end)
@@ -529,7 +537,10 @@ def _tile(p: Problem) -> Way:
         width = max(1, ceil(width / column.stride)) * column.stride
         if pixels and column.stride in (1, 2, 4):
             width = max(width, 8 // item * column.stride)
-    if pixels and row.w == 1:  # there is no walk: several loads of a thread are on their way together
+    half = width // 2
+    if pixels and half >= 4 and half % column.stride == 0 and -size % width > max(-size % half, size // 10):
+        width = half  # a tenth of all columns would lie beyond the end
+    if pixels and row.w == 1 and p.wanted != "w":  # no walk: several loads of a thread are on their way together
         each = 2
     warps = 4
     elements = 32 * warps * each
