@@ -267,6 +267,21 @@ def test_infinities_spoil_what_they_meet(text: str, algorithm: str, dtype: str) 
         _check_infinities(p, machine, tuple(role for role in p.given if role != "w"))
 
 
+@runs
+@pytest.mark.parametrize("wanted", ["y", "x", "w"])
+def test_an_infinity_stays_one(wanted: str) -> None:
+    """Without a kernel and padding, too, where sums of weights would need no repair otherwise."""
+    p = Problem.parse(f"{wanted} f32 n1 g1 cx32 cy48 x49 w1 y49 s1 d1 p0 x@nxc y@nxc algorithm:bf16x3")
+    tensors = Tensors(p)
+    for role in p.given:
+        tensors.view[role][...] = 3
+    tensors.view[p.given[-1]][0, 0, 5, 7 if wanted == "w" else 0] = np.inf
+    result = tensors.compute(find(p, MACHINES["tiles"], 2))
+    oracle = tensors.oracle()
+    assert 0 < np.isposinf(oracle).sum() < oracle.size
+    assert np.array_equal(result, oracle.astype(np.float32))
+
+
 # The code for hardware.
 
 
