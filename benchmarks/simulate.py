@@ -138,7 +138,8 @@ def _of_wgrad(plan: WeightGradient, problem: Problem) -> Iterator[Step]:
     ]
     lane_parts = [sum(vectors[at : at + parts.lane_part]) for at in range(0, roles.blocks, parts.lane_part)]
     rows = [parts.row_part] * parts.row_parts  # the last ones overlap
-    packs_rows, packs_lanes = (side.mode is not Mode.IN_PLACE for side in (row_side, lane_side))
+    packs_rows = row_side.mode is not Mode.IN_PLACE
+    packs_lanes = tuned.large.read if lane_side.mode is Mode.IN_PLACE else 1.0
 
     # Of x there may be more pixels than of y, or fewer, if a stride leaves some out.
     whole = prod(boxes.sizes)
@@ -383,32 +384,43 @@ class Share:
         return self.ideal / self.seconds
 
 
-def shares(found: Mapping[str, Any], machine: Machine, threads: Sequence[int], grow: int = 0) -> list[Share]:
-    """The simulation of all layers that were measured.
+def shares(
+    found: Mapping[str, Any], machine: Machine, threads: Sequence[int], grow: int = 0, *, every: bool = False
+) -> list[Share]:
+    """The simulation of all layers that were measured, or of every dense one.
 
-    With `grow` batches are as many times larger as there are threads for each so many. What such a plan takes on one
-    thread was not measured: it is what the measured one took, in proportion to its steps.
+    What was not measured on one thread is taken from the steps of the plan: of another number of threads in proportion
+    to a plan that was measured, of another layer by the steps that the measured ones take in a second. With `grow`
+    batches are as many times larger as there are so many threads.
     """
     times = {(row["layer"], row["direction"], row["threads"]): row for row in found["times"]}
     layers = {layer.name: layer for layer in LAYERS}
+    measured = dict.fromkeys(key[:2] for key in times)
+    best = {
+        pair: min(row["alone"] for key, row in times.items() if key[:2] == pair and key[2] <= 4) for pair in measured
+    }
+    one = {pair: work_of(plan_steps(problem_of(layers[pair[0]], pair[1]), 1)) for pair in measured}
+    second = float(np.median([one[pair] / best[pair] for pair in measured]))  # steps in it
+    chosen = product((name for name, layer in layers.items() if layer.group in DENSE), {d for _, d in measured})
     result = []
-    for (name, direction), n in product(dict.fromkeys(key[:2] for key in times), threads):
-        row = times.get((name, direction, n))
-        best = min(row["alone"] for key, row in times.items() if key[:2] == (name, direction) and key[2] <= 4)
+    for (name, direction), n in product(sorted(chosen) if every else measured, threads):
         layer, larger = layers[name], max(1, n // grow) if grow else 1
         problem = problem_of(layer.with_batch(layer.descriptor.mb * larger), direction)
-        best *= larger
-        plan = planned(problem, n)
-        steps = steps_of(plan, problem)
-        alone = (
-            row["alone"]
-            if row and larger == 1
-            else best * work_of(steps) / work_of(steps_of(planned(problem, 1), problem))
-        )
-        seconds = simulate(steps, alone, plan.threads, machine)
-        measured = row["together"] if row and larger == 1 else None
-        result.append(Share(layer, direction, n, plan.tasks, seconds, best / n / machine.speed(n), measured))
+        row = times.get((name, direction, n)) if larger == 1 else None
+        steps, alone_steps = plan_steps(problem, n), work_of(plan_steps(problem, 1))
+        ideal = best[name, direction] * larger if (name, direction) in best else alone_steps / second
+        alone = row["alone"] if row else ideal * work_of(steps) / alone_steps
+        seconds = simulate(steps, alone, planned(problem, n).threads, machine)
+        together = row["together"] if row else None
+        tasks = planned(problem, n).tasks
+        result.append(Share(layer, direction, n, tasks, seconds, ideal / n / machine.speed(n), together))
     return result
+
+
+@cache
+def plan_steps(problem: Problem, threads: int) -> list[Step]:
+    """The steps of a problem's plan."""
+    return steps_of(planned(problem, threads), problem)
 
 
 def check(found: Mapping[str, Any]) -> list[str]:
@@ -446,8 +458,8 @@ def check(found: Mapping[str, Any]) -> list[str]:
 def projection(found: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     """The share of the ideal on a server."""
     machine, threads = server(found, args.cores, args.sockets, args.bandwidth * 1e9), args.threads
-    result = shares(found, machine, threads, args.grow)
-    lines = [f"{machine.name}: share of the ideal, simulated"]
+    result = shares(found, machine, threads, args.grow, every=True)
+    lines = [f"{machine.name}: share of the ideal, simulated, of {len({s.layer.name for s in result})} dense layers"]
     if args.all:
         names = dict.fromkeys((s.layer.name, s.direction) for s in result)
         by = {(s.layer.name, s.direction, s.threads): s for s in result}

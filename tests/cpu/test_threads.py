@@ -288,7 +288,7 @@ def test_workers_take_no_signals(team, is_lent, kernels):
 
     own = blocked("thread-self")
     before = set(os.listdir("/proc/self/task"))
-    go(team, kernels["mark"], 80)
+    go(team, kernels["mark"], 300)
     workers = set(os.listdir("/proc/self/task")) - before
     assert len(workers) >= 9
     for worker in workers:

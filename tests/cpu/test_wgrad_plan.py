@@ -137,3 +137,16 @@ def test_many_threads_share_taps(text: str) -> None:
     assert plan.tasks > 50
     check(p, target, (1, 16, 64), 3, gaps=True)
     assert transposed.parts.tap_parts == 1
+
+
+@pytest.mark.parametrize("channels", [32, 144])
+def test_many_threads_read_lanes_in_place(channels: int) -> None:
+    """Where they are contiguous, or a task has few products of each; boxes, and so bits, are as if they were packed."""
+    p = Problem.parse(f"w f32 n2 g1 cx24 cy{channels} x17x17 w3x3 y17x17 s1x1 d1x1 p1x1{NXC}")
+    with however_small():
+        few, many = (make_plan(p, AVX512_PAIRS, threads) for threads in (4, 192))
+    assert isinstance(few, WeightGradient)
+    assert isinstance(many, WeightGradient)
+    assert few.boxes == many.boxes
+    assert (few.y.mode, many.y.mode) == (Mode.VECTORS, Mode.IN_PLACE)
+    check(p, targets()["native"], (1, 192), 3, gaps=True)

@@ -103,7 +103,7 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
     side = prod(walk[BOX + 1 : BOX + 4])
     pixels, beside = walk[BOX] * side, 64 // n.BLOCK
     shift = n.HALO // (walk[TAPS] - 1) if n.HALO else 0
-    align = 8
+    align = 4 if n.TF32 else 8
     many = -(-n.units // walk[UNITS])
     tiles = n.total // n.whole * many * n.columns
     slots = np.full((launch.programs + tiles, every, 64, n.COLUMNS * n.SPLIT), np.nan)
@@ -116,8 +116,8 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
             x_channel = group * n.x_group // align * align
             y_channel = group * n.y_group // align * align + column * n.COLUMNS * n.SPLIT
             sums = np.zeros(slots.shape[1:])
-            for p in range(box, box + todo):
-                p, q2 = divmod(p, counts[2])
+            for number in range(box, box + todo):
+                p, q2 = divmod(number, counts[2])
                 p, q1 = divmod(p, counts[1])
                 image, q0 = divmod(p, counts[0])
                 o = [
@@ -126,11 +126,13 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                 ]
                 pair, image = divmod(image * walk[BOX + 2], n.real_images)
                 x_image, y_image = (image + part_ * n.real_images for part_ in PAIRS[pair])
-                halves = [
-                    copy(seen(of_y, y), (o[0], o[1], y_image, o[2], y_channel + h * n.COLUMNS), of_y.block, (1,) * 5)
-                    for h in range(n.SPLIT)
-                ]
-                y_block = np.concatenate([half.reshape(pixels, n.COLUMNS) for half in halves], 1)
+                halves = []
+                for h in range(n.SPLIT):
+                    c = y_channel + h * n.COLUMNS
+                    at_y = (number, c, 0) if n.TF32 else (o[0], o[1], y_image, o[2], c)
+                    half = copy(seen(of_y, y), at_y, of_y.block, (1,) * len(at_y))
+                    halves.append(half[0].T if n.TF32 else half.reshape(pixels, n.COLUMNS))
+                y_block = np.concatenate(halves, 1)
                 units = []
                 for u in range(walk[UNITS]):
                     block, *taps = taps_of(part * walk[UNITS] + u, n)
@@ -195,17 +197,43 @@ def finish_weights(launch: Any, slots: np.ndarray, out: np.ndarray) -> None:
                 out[places] = found[which, row][real] + (out[places] if n.ACCUMULATE else 0)
 
 
+def lay_boxes(launch: Any, y: np.ndarray) -> np.ndarray:
+    """y in the order of boxes, in flat memory; it is taken for rounded."""
+    n = numbers(launch)
+    boxes_ = prod(n.counts) * -(-n.images // n.BOX_SIZES[2])
+    assert launch.programs * n.CHANNELS >= boxes_ * n.channels
+    out = np.zeros((boxes_, n.channels, *n.BOX_SIZES))
+    for box in range(boxes_):
+        p, q2 = divmod(box, n.counts[2])
+        p, q1 = divmod(p, n.counts[1])
+        image, q0 = divmod(p, n.counts[0])
+        for place in np.ndindex(*n.BOX_SIZES):
+            at = [q * size + i for q, size, i in zip((q0, q1, image, q2), n.BOX_SIZES, place, strict=True)]
+            if at[2] < n.images and all(at[a] < size for a, size in zip((0, 1, 3), n.y_sizes, strict=True)):
+                offset = (
+                    at[2] * n.y_strides[0] + at[0] * n.y_strides[2] + at[1] * n.y_strides[3] + at[3] * n.y_strides[4]
+                )
+                out[(box, slice(None), *place)] = y[offset + np.arange(n.channels) * n.y_strides[1]]
+    return out.reshape(-1)
+
+
+def laid(launch: Any, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Memory with what a launch before the sums makes."""
+    lay = {"fold_taps": fold_taps, "lay_boxes": lay_boxes}[launch.kernel]
+    return memory | {launch.tensors[1][0]: lay(launch, memory[launch.tensors[0][0]])}
+
+
 def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
     """x with taps as channels, or in parts, in flat memory."""
     n = numbers(launch)
-    out = np.full((n.images, *n.out_sizes, n.width), np.nan)
+    out = np.full((n.images, *n.OUT_SIZES, n.WIDTH), np.nan)
     assert launch.programs * n.PIXELS * n.COLUMNS >= out.size
     for place in np.ndindex(*out.shape):
         image, *pixel, column = place
-        f, c = divmod(column, n.channels)
+        f, c = divmod(column, n.CHANNELS)
         taps = (f // (n.FOLD[2] * n.FOLD[1]), f // n.FOLD[2] % n.FOLD[1], f % n.FOLD[2])
-        at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.step, taps, n.dilation, n.pad, strict=True)]
-        inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.x_sizes, strict=True))
+        at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.STEPS, taps, n.SPREAD, n.PADS, strict=True)]
+        inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.X_SIZES, strict=True))
         offset = sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
         out[place] = x[offset] if inside else 0
     parts = []

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-_KERNELS = ["test_interpreted.py", "test_rows.py", "test_offline.py"]
+_KERNELS = ["test_interpreted.py", "test_rows.py", "test_offline.py", "test_hopper.py"]
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else _KERNELS
 
 

@@ -39,6 +39,7 @@ WALKED = {
     "padding beyond the kernel": "{} {} n2 g9 cx1 cy1 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3",
     "dilated pixels": "{} {} n1 g4 cx1 cy1 x17x16 w3x3 y17x16 s1x1 d2x3 p2x3",
     "dilated channels": f"{{}} {{}} n1 g4 cx1 cy1 x17x13 w3x3 y17x13 s1x1 d2x2 p2x2 {_BOTH}",
+    "no tap in the first rows": "{} {} n1 g4 cx1 cy1 x9x4 w1x1 y4x5 s3x1 d1x1 p2x1",
     "strides and dilations": f"{{}} {{}} n1 g4 cx1 cy1 x17x13 w3x2 y8x5 s2x2 d1x3 p2x1 {_BOTH}",
     "rows of odd length": "{} {} n1 g8 cx1 cy1 x40 w4 y43 s1 d1 p3",
     "1d": "{} {} n2 g8 cx1 cy1 x40 w4 y40 s1 d1 p3",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from itertools import product
 from math import prod
 
+import gathers
+import numpy as np
 import pytest
 from test_offline import machine_code, spills
 
@@ -92,6 +95,13 @@ def test_positions_within_a_stride_meet_all_that_reaches_them():
         assert max(met) < first[axis] + count[axis]
 
 
+def test_phases_beyond_the_result_are_left_out():
+    line = "x bf16 n2 g1 cx64 cy64 x18x2x17 w2x4x1 y23x1x24 s1x3x1 d1x1x1 p3x2x3 x@nxc y@nxc w@xio"
+    plan = gather.plan(Problem.parse(line), TARGET)
+    assert isinstance(plan, Plan), plan
+    assert all(min(descriptor.shape) > 0 for descriptor in plan.launches[-1].descriptors)
+
+
 def addresses(problem):
     """For every element of y, the pairs of elements of x and w whose products it sums, all by their addresses."""
     found = {}
@@ -117,6 +127,7 @@ def addresses(problem):
         "y bf16 n2 g1 cx3 cy2 x9x8 w2x3 y3x3 s3x2 d2x1 p0x0 x@nxc w@xio",
         "y bf16 n1 g1 cx1 cy2 x9x8 w3x2 y7x7 s1x1 d1x1 p0x0",
         "y bf16 n2 g1 cx4 cy3 x9 w3 y3 s3 d1 p0 x@nxc w@xio",
+        "y bf16 n2 g1 cx2 cy3 x9x3 w3x1 y3x2 s3x2 d1x2 p0x0 x@nxc w@xio",
     ],
 )
 def test_windows_are_read_as_channels(line):
@@ -186,8 +197,93 @@ def test_a_plan_follows_the_machine_and_tells_why():
     assert any("groups share a product" in reason for reason in planned("grouped").why)
 
 
+SMALL = replace(TARGET, multiprocessors=3)
+SUMS = {
+    "dense": "bf16 n5 g1 cx16 cy24 x7x6 w3x3 y7x6 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio bias",
+    "dilated": "bf16 n2 g1 cx24 cy16 x12x9 w3x2 y9x10 s1x1 d3x2 p2x3 x@nxc y@nxc",
+    "strided": "bf16 n3 g1 cx16 cy16 x9x8 w3x4 y5x4 s2x2 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "strides and dilations": "bf16 n2 g1 cx16 cy8 x13x9 w3x2 y3x4 s3x2 d2x1 p1x0 x@nxc y@nxc",
+    "few channels": "bf16 n2 g1 cx3 cy16 x9x8 w5x4 y5x4 s2x2 d1x1 p2x1 x@nxc y@nxc w@xio bias",
+    "patches": "bf16 n2 g1 cx4 cy16 x12x8 w4x4 y3x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio",
+    "groups": "bf16 n2 g12 cx6 cy10 x3x4 w3x2 y3x5 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "groups of one": "bf16 n2 g8 cx1 cy8 x3x4 w2x2 y3x5 s1x1 d1x1 p0x1 x@nxc y@nxc bias",
+    "1d": "bf16 n9 g1 cx16 cy16 x20 w9 y20 s1 d1 p4 x@nxc y@nxc w@xio",
+    "3d": "bf16 n1 g1 cx16 cy16 x3x4x5 w2x3x2 y4x4x4 s1x1x1 d1x1x1 p1x1x0 x@nxc y@nxc",
+    "padding beyond the kernel": "bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 x@nxc y@nxc",
+    "channels first": "f32 n2 g1 cx5 cy7 x6x5 w3x3 y3x3 s2x2 d1x1 p1x1 accumulate",
+    "f32": "f32 n2 g3 cx5 cy6 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
+}
+
+
+def definition(problem, given):
+    """The sums as the problem states them."""
+    made = np.zeros(problem.shape(problem.wanted))
+    for tap in np.ndindex(*problem.w):
+        for o in product(*(range(*problem.reach(axis, k)) for axis, k in enumerate(tap))):
+            axes = zip(o, tap, problem.stride, problem.dilation, problem.pad, strict=True)
+            of_x, of_y = (..., *(i * s + k * d - b for i, k, s, d, b in axes)), (..., *o)
+            w = given["w"][(..., *tap)]
+            if problem.wanted == "y":
+                made[of_y] += np.einsum("ngc,gdc->ngd", given["x"][of_x], w)
+            else:
+                made[of_x] += np.einsum("ngd,gdc->ngc", given["y"][of_y], w)
+    return made
+
+
+def few(problem, precision, count):
+    """The plan of a problem, and some others, none of them large."""
+    problem = fold.folded(problem) or problem
+    space = views.space(problem)
+    operands = gather.operands_of(problem, SMALL, precision)
+    found = [
+        candidate
+        for way in ways.ways(problem, space, operands)
+        for candidate in gather.candidates(problem, space, way, SMALL)
+        if candidate.shape.columns <= 64
+    ]
+    kept = random.Random(str(problem)).sample(found, min(count, len(found)))
+    return [launches.settle(problem, space, candidate, SMALL) for candidate in (min(found), *kept)]
+
+
+QUICK_SUMS = [("strided", "x"), ("f32", "y"), ("few channels", "x")]
+ALL_SUMS = [(name, wanted) for name in SUMS for wanted in "xy" if (name, wanted) != ("few channels", "y")]
+
+
+@pytest.mark.parametrize(("name", "wanted"), slow_but(QUICK_SUMS, ALL_SUMS))
+def test_boxes_and_taps_make_the_sums(name, wanted):
+    """What launches say is what the definition says, by NumPy, which follows them."""
+    problem = Problem.parse(f"{wanted} {SUMS[name]}")
+    rng = np.random.default_rng(0)
+    most = 2 if problem.dtype != "f32" else 60000
+    memory = {}
+    for role in "xwy":
+        reach_of = zip(problem.shape(role), problem.strides(role), strict=True)
+        memory[role] = rng.integers(-most, most + 1, 1 + sum((n - 1) * s for n, s in reach_of)).astype(float)
+
+    def seen_as(role):
+        steps = [8 * stride for stride in problem.strides(role)]
+        return np.lib.stride_tricks.as_strided(memory[role], problem.shape(role), steps)
+
+    channels = prod(problem.shape(wanted)[1:3])
+    bias = rng.integers(-2, 3, channels).astype(float) if problem.bias_stride else None
+    expected = definition(problem, {role: seen_as(role) for role in "xwy"})
+    if bias is not None:
+        expected += bias.reshape(1, *problem.shape(wanted)[1:3], *[1] * problem.rank)
+    before = memory[wanted]
+    if problem.accumulate:
+        expected += seen_as(wanted)
+    for plan in few(problem, "default", 3):
+        memory[wanted] = before.copy() if problem.accumulate else np.full(before.shape, np.nan)
+        gathers.compute(plan, memory, bias)
+        assert np.array_equal(seen_as(wanted), expected), (str(plan), plan.why)
+
+
 QUICK = [("dense", "x", "bf16"), ("stem", "x", "bf16")]
-ALL = [(name, wanted, dtype) for name in LAYERS for wanted in "xy" for dtype in ("bf16", "f16", "tf32", "bf16x6")]
+ALL = [
+    *((name, wanted, "bf16") for name in LAYERS for wanted in "xy"),
+    *(("dense", "x", dtype) for dtype in ("f16", "tf32", "bf16x6")),
+    ("strided", "y", "bf16x6"),
+]
 
 
 @pytest.mark.parametrize(("name", "wanted", "dtype"), slow_but(QUICK, ALL))
@@ -223,7 +319,7 @@ def test_other_candidates_compile(kind):
     space = views.space(problem)
     operands = gather.operands_of(problem, TARGET, "default")
     for candidate in (
-        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, way, TARGET)
+        c for way in ways.ways(problem, space, operands) for c in gather.candidates(problem, space, way, TARGET)
     ):
         plan = launches.settle(problem, space, candidate, TARGET)
         constants = dict(plan.launches[-1].constants)

@@ -12,7 +12,7 @@ from gpu_problems import PROBLEMS
 
 from convgrad import reference
 from convgrad.dtypes import DTYPES
-from convgrad.gpu.plan import choose, patches, registry, relaid
+from convgrad.gpu.plan import blocks, choose, patches, registry, relaid
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -143,6 +143,35 @@ def test_copies_between_other_strides(interpreted, name, wanted, dtype, more):
     words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
     found = interpreted(copied, f"{PROBLEMS[name].format(wanted, dtype)} {words}")
     assert found or name == "depthwise"
+
+
+def in_blocks(line, kind):
+    """A problem whose groups are taken together, in every number."""
+    problem, machine = Problem.parse(line), interpreter.small(kind, 8)
+    found = blocks.counts(problem)
+    for k in found:
+        check(problem, blocks.joined(problem, k, machine, "default"))
+    return len(found)
+
+
+GROUPS = {
+    "depthwise, last": "{} bf16 n2 g40 cx1 cy1 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "depthwise, first": "{} f32 n1 g6 cx1 cy2 x6x7 w3x2 y3x4 s2x2 d1x1 p1x1 {}",
+    "grouped, last": "{} bf16 n1 g12 cx4 cy3 x5x4 w3x3 y5x4 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio {}",
+    "1D": "{} f16 n2 g8 cx3 cy5 x9 w2 y4 s2 d1 p0 {}",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "more"),
+    slow_but(
+        [("depthwise, last", "x", ""), ("grouped, last", "w", "accumulate"), ("1D", "y", "bias accumulate")],
+        [(name, wanted, more) for name in GROUPS for wanted in "xyw" for more in ("", "accumulate", "bias accumulate")],
+    ),
+)
+def test_groups_taken_together(interpreted, name, wanted, more):
+    words = more if wanted != "w" else " ".join(word for word in more.split() if "bias" not in word)
+    assert interpreted(in_blocks, GROUPS[name].format(wanted, words), "sm_80") >= 1
 
 
 PATCHES = {

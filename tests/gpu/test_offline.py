@@ -16,7 +16,7 @@ import triton
 from gpu_problems import NXC, PROBLEMS
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import choose, registry
+from convgrad.gpu.plan import blocks, choose, registry, relaid
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -92,6 +92,34 @@ def test_plans_compile(name, wanted, dtype, kind):
             assert "mma" in kernel.asm["ptx"], "tensor cores"
 
 
+WITH_COPIES = {
+    "copies": "{} {} n32 g1 cx128 cy128 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "blocks": f"{{}} {{}} n32 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+}
+
+
+@pytest.mark.parametrize(
+    ("level", "wanted", "dtype", "kind"),
+    slow_but(
+        [("copies", "x", "bf16", "sm_90"), ("blocks", "w", "bf16", "sm_80")],
+        [(n, w, t, k) for n in WITH_COPIES for w in "xw" for t in ("f32", "bf16", "f64") for k in KINDS],
+    ),
+)
+def test_copies_compile(level, wanted, dtype, kind):
+    """They load and store 16 bytes at a time, whatever lies between."""
+    target = of_kind(kind)
+    problem = Problem.parse(WITH_COPIES[level].format(wanted, dtype))
+    if level == "copies":
+        plan = relaid.around(problem, relaid.ways(problem)[0], target, "default")
+    else:
+        plan = blocks.joined(problem, 16, target, "default")
+    for launch in plan.launches:
+        code = compiler.build(launch, target, aligned=True).asm["ptx"]
+        if launch.kernel == "relay" and level == "copies" and "w" not in dict(launch.tensors):
+            assert re.search(r"ld\.global\S*(v4\.b32|v2\.b64)", code)
+            assert re.search(r"st\.global\S*(v4\.b32|v2\.b64)", code)
+
+
 @pytest.mark.parametrize("wanted", ["x", "w"])
 def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
     """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
@@ -131,7 +159,7 @@ def test_walks_compile(name, wanted, dtype, kind):
     """Rows that are kept stay in registers, and neighbours are loaded together."""
     target = of_kind(kind)
     plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
-    assert plan.level == "rows"
+    assert plan.level == ("bands" if name == "large kernel" else "rows")
     kernel = compiler.build(plan.launches[0], target, aligned=True)
     assert spills(kernel) == 0
     assert ".local" not in kernel.asm["ptx"]

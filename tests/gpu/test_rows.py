@@ -11,10 +11,12 @@ from gpu_problems import WALKED
 from test_interpreted import check
 
 from convgrad import reference
-from convgrad.gpu.plan import rows
+from convgrad.dtypes import DTYPES
+from convgrad.gpu.plan import bands, rows
 from convgrad.spec import Problem
 from marks import slow_but
 
+LAST = "x@nxc y@nxc"
 KINDS = ["f32", "bf16 bias@3 accumulate", "f16 out:f32 accumulate", "bf16 bias"]
 
 
@@ -54,16 +56,55 @@ def test_every_walk_is_exact(interpreted, name, wanted):
     interpreted(every_walk, WALKED[name].replace("{}", wanted, 1), name + wanted)
 
 
+def every_band(line, name):
+    """A problem by bands, in chunks that do not fit it, too."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    kinds = ("bf16", "f16 out:f32 accumulate") if line[0] == "w" else ("bf16 bias@3", "f16 out:f32")
+    for turn, kind in enumerate(kinds):
+        dtype, *more = kind.split()
+        problem = Problem.parse(" ".join([line.format(dtype), *more]))
+        machine = interpreter.small("sm_90", 8)
+        way = bands.choose(problem, machine)
+        if turn:
+            way = way._replace(height=int(rng.integers(1, 6)), columns=2 * way.columns, rows=16)
+            way = way._replace(taps=(way.taps + 1) // 2, parts=3) if line[0] == "w" else way
+        plan = bands.settle(problem, machine, way)
+        check(problem, interpreter.widened(plan) if turn else plan)
+
+
+BANDS = {
+    "pixels": "{} {} n1 g5 cx1 cy1 x17x32 w5x7 y17x32 s1x1 d1x1 p2x3",
+    "channels": f"{{}} {{}} n2 g20 cx1 cy1 x9x21 w7x7 y9x21 s1x1 d1x1 p3x3 {LAST}",
+    "strided": "{} {} n2 g6 cx1 cy1 x9x24 w3x5 y5x12 s2x2 d1x1 p1x2",
+    "strided channels": f"{{}} {{}} n2 g6 cx1 cy1 x9x23 w3x5 y5x12 s2x2 d1x1 p1x2 {LAST}",
+    "two results, dilated": "{} {} n2 g5 cx1 cy2 x9x21 w5x5 y9x21 s1x1 d2x2 p4x4",
+    "uneven": "{} {} n1 g5 cx1 cy1 x9x10 w3x5 y5x3 s2x3 d1x1 p1x0",
+    "1d": "{} {} n2 g9 cx1 cy1 x40 w7 y37 s1 d1 p2",
+    "3d": "{} {} n1 g4 cx1 cy1 x4x5x9 w2x2x5 y3x5x9 s1x1x1 d1x1x1 p0x0x2",
+}
+_NOT = {("two results, dilated", "x"), ("two results, dilated", "w"), ("uneven", "x")}
+SERVED = [(name, wanted) for name in BANDS for wanted in "yxw" if (name, wanted) not in _NOT]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), slow_but([("pixels", "y"), ("strided channels", "x"), ("strided", "w")], SERVED)
+)
+def test_every_band_is_exact(interpreted, name, wanted):
+    interpreted(every_band, BANDS[name].replace("{}", wanted, 1), name)
+
+
 def infinite(line, role):
     """An infinity has a product with what it meets in its windows, and with nothing else."""
     problem, rng = Problem.parse(line), np.random.default_rng(0)
     machine = interpreter.small("sm_90", 8)
-    way = rows.choose(problem, machine)._replace(height=4)
+    planner = rows if problem.dtype == "f32" else bands
+    way = planner.choose(problem, machine)._replace(height=4)
     for at in [(0, 0), (5, 5), (2, 3)]:
         arrays = {}
         for name in "xwy":
-            block = np.zeros(problem.size(name), np.float32)
-            steps = [4 * stride for stride in problem.strides(name)]
+            kind = DTYPES[problem.dtype].numpy
+            block = np.zeros(problem.size(name), kind)
+            steps = [kind.itemsize * stride for stride in problem.strides(name)]
             arrays[name] = np.lib.stride_tricks.as_strided(block, problem.shape(name), steps)
             arrays[name][...] = rng.integers(1, 3, problem.shape(name))
         arrays[problem.wanted][...] = np.nan
@@ -72,16 +113,19 @@ def infinite(line, role):
         assert np.isfinite(expected).any()
         assert not np.isfinite(expected).all()
         places = {name: array.ctypes.data for name, array in arrays.items()} | {"bias": 0}
-        interpreter.run(rows.settle(problem, machine, way), places)
-        assert np.array_equal(arrays[problem.wanted], expected)
+        interpreter.run(planner.settle(problem, machine, way), places)
+        assert np.array_equal(arrays[problem.wanted].astype(np.float32), expected.astype(np.float32))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "role", "layout"),
+    ("wanted", "dtype", "layout"),
     slow_but(
-        [("w", "x", "")],
-        [(w, r, t) for w, r in (("w", "x"), ("w", "y"), ("x", "y"), ("y", "x")) for t in ("", " x@nxc y@nxc")],
+        [("w", "f32", ""), ("y", "bf16", LAST)],
+        [(w, t, layout) for w in "wxy" for t in ("f32", "bf16") for layout in ("", LAST)],
     ),
 )
-def test_infinities_keep_to_their_windows(interpreted, wanted, role, layout):
-    interpreted(infinite, f"{wanted} f32 n2 g4 cx1 cy1 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1{layout}", role)
+def test_infinities_keep_to_their_windows(interpreted, wanted, dtype, layout):
+    line = f"{wanted} {dtype} n2 g4 cx1 cy1 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {layout}"
+    for role in ("x", "y"):
+        if role != wanted:
+            interpreted(infinite, line, role)

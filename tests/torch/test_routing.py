@@ -257,6 +257,13 @@ def test_machines_on_which_pytorch_is_expected_to_be_ahead(monkeypatch):
     target = replace(policy.cpu.machine(), tiles=Tiles(("bf16",)))
     monkeypatch.setattr(policy.cpu, "machine", lambda: target)
     assert not policy.hindrance(p, "cpu", "fast")
+    assert "AMX" in policy.hindrance(replace(p, cy=34), "cpu", "fast")  # which steps of 16 pairs do not divide well
+    assert not policy.hindrance(replace(p, cx=34), "cpu", "fast")
+    volume = Problem.parse("x bf16 n1 g1 cx64 cy64 x9x9x9 w3x3x3 y9x9x9 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc")
+    assert "many taps" in policy.hindrance(volume, "cpu", "fast")
+    assert not policy.hindrance(replace(volume, wanted="w"), "cpu", "fast")
+    monkeypatch.setattr(policy, "_has_tiles", lambda: False)
+    assert not policy.hindrance(volume, "cpu", "fast")
 
 
 def test_mistakes_are_told_by_pytorch():

@@ -31,6 +31,7 @@ NODE = 256  # bytes from one node to the next: lines of memory are fetched in pa
 COUNTER = 8  # bytes from one counter of a node to the next
 COUNTERS = 2
 
+CHOSEN = 2  # threads that are woken on a CPU that is chosen for them: see wake_ir.py
 STAY = 4e-3  # seconds: a worker that left the CPU of its caller does not do so again for so long; origin not recorded
 
 FEW_SPINS = 256  # before a thread sleeps, if there are more threads than CPUs. Origin not recorded
@@ -53,7 +54,8 @@ def source(triple: str, futex: bool = True, openmp: bool = False) -> str:
     text = Template(HEAD + waits + body + CPU.get(arch, PLAIN))
     setmask = 3 if "apple" in triple else 2
     numbers = {"threads": MOST_THREADS, "others": MOST_THREADS - 1, "setmask": setmask, "stay": round(STAY * 1e9)}
-    numbers |= {"few_spins": FEW_SPINS, "group": GROUP, "fanout": FANOUT, "nodes": NODES, "node": NODE}
+    numbers |= {"few_spins": FEW_SPINS, "chosen": CHOSEN, "fanout": FANOUT}
+    numbers |= {"group": GROUP, "nodes": NODES, "node": NODE}
     return text.substitute(LAYOUT | SIZES | numbers | calls.get(arch, {}))
 
 
@@ -411,7 +413,10 @@ entry:
   %first = add i64 %times, 1
   %beyond = add i64 %first, $fanout
   %end = call i64 @llvm.smin.i64(i64 %beyond, i64 %n)
+  ; To choose the CPU of a thread takes longer than to wake it. Of many, each moves itself, if it has to.
   %enough = call i1 @cpus_suffice(i64 %n)
+  %few = icmp sle i64 %n, $chosen
+  %chosen = and i1 %enough, %few
   %slots = getelementptr i8, ptr @control, i64 $slots
   %any = icmp slt i64 %first, %end
   br i1 %any, label %begin, label %done
@@ -449,7 +454,7 @@ wake:
   %sleeper = getelementptr i8, ptr %slots, i64 %offset2
   %name.p = getelementptr i8, ptr %sleeper, i64 8
   %name = load i32, ptr %name.p
-  br i1 %enough, label %elsewhere, label %anywhere
+  br i1 %chosen, label %elsewhere, label %anywhere
 elsewhere:
   call void @wake_elsewhere(ptr %sleeper, i32 %name)
   br label %after
@@ -546,14 +551,16 @@ work:
   store atomic i32 0, ptr %slot monotonic, align 4
   %n = load i64, ptr %count
   ; Two threads on one CPU can only take turns. If this worker is on the CPU of the thread that started it although
-  ; there are enough CPUs, it moves: not often, in case the system moves it back, and not after it slept, since
-  ; @wake_elsewhere has chosen its CPU then.
+  ; there are enough CPUs, it moves: not often, in case the system moves it back, and not if @wake_elsewhere has chosen
+  ; its CPU.
   %there = load i32, ptr %there.p
   %here = call i32 @current_cpu()
   %same_cpu = icmp eq i32 %here, %there
   %enough = call i1 @cpus_suffice(i64 %n)
   %nearby = and i1 %same_cpu, %enough
-  %could = and i1 %nearby, %awake
+  %many = icmp sgt i64 %n, $chosen
+  %own_choice = or i1 %awake, %many
+  %could = and i1 %nearby, %own_choice
   br i1 %could, label %consider, label %begin
 consider:
   %now = call i64 @clock()

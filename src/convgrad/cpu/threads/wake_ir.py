@@ -8,7 +8,8 @@ On Linux a futex does this (`FUTEX`); elsewhere a condition variable (`CONDITION
 
 Why a choice of CPU? The system likes to wake a thread on the CPU of the thread that wakes it. That one goes on
 computing, so the two would take turns on one CPU while another is free. `@wake_elsewhere` forbids the sleeping thread
-this CPU for as long as the wake-up takes.
+this CPU for as long as the wake-up takes. Sixteen threads are awake sooner without it (24 instead of 40 us after a
+short rest, 114 instead of 207 after a long one, on an Emerald Rapids), and one that finds itself there can leave.
 """
 
 from __future__ import annotations

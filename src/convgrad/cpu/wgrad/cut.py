@@ -43,7 +43,7 @@ from ..plan.records import pitch, up
 from ..plan.tuning import shorter, tuning
 from ..target import LINE
 from .records import Boxes, Mode, Modes, Parts, Roles
-from .roles import same_sets
+from .roles import lanes_readable, same_sets
 from .work import Work
 
 # Boxes of pixels, and slices of the sum.
@@ -165,15 +165,19 @@ def cut_sums(
     if groups:
         lane_part, tap_step = _task_blocks(roles), roles.most_rows // groups.inputs
         parts = ceil(roles.blocks / lane_part)
-        return Parts(roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, 1, False)
+        return Parts(
+            roles.most_rows, channels, lane_part, 1, parts, ceil(work.taps / tap_step), tap_step, 1, False, False
+        )
     height = cache(partial(_height, work, roles))
     cutting = Cutting(work, roles, boxes, threads, height)
     lane_part, row_part = first = _fitting_parts(cutting)
-    tap_part = work.taps
+    tap_part, in_place = work.taps, False
     if not (work.pointwise or work.target.tile):
         cost = _part_cost(cutting, modes)
         if threads >= tuning(work.target).wgrad.large.threads:
-            lane_part, row_part, tap_part = _parts_for_many(cutting, cost, (*first, tap_part), divides_taps)
+            team = LargeTeam(cutting, cost, lanes_readable(work, roles, modes), divides_taps)
+            lane_part, row_part, tap_part = team.parts(first)
+            in_place = team.reads_lanes(row_part, tap_part)
         elif modes.lanes is not Mode.IN_PLACE:
             lane_part, row_part = _cheaper_parts(cutting, cost, first)
     rows = height(row_part)
@@ -181,7 +185,9 @@ def cut_sums(
         ceil(n / part) for n, part in ((channels, row_part), (roles.blocks, lane_part), (work.taps, tap_part))
     )
     saved = (lane_part, row_part) != first
-    return Parts(rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, tap_parts, saved)
+    return Parts(
+        rows, row_part, lane_part, row_parts, lane_parts, ceil(row_part / rows), 1, tap_parts, in_place, saved
+    )  # fmt: skip
 
 
 def _height(work: Work, roles: Roles, channels: int) -> int:
@@ -329,44 +335,64 @@ def _cheaper_parts(cutting: Cutting, cost: PartCost, first: tuple[int, int]) -> 
     return found
 
 
-def _parts_for_many(
-    cutting: Cutting, cost: PartCost, first: tuple[int, int, int], divides_taps: bool
-) -> tuple[int, int, int]:
-    """Parts (of lanes, of rows, of taps) for many threads: those with which the last task ends first.
+class LargeTeam(NamedTuple):
+    """How many threads share the sums: such that the last task ends first.
 
-    All tasks are as long as the longest, so that nothing need be simulated.
+    All tasks are taken to be as long as the longest, so that nothing need be simulated.
     """
-    roles, threads, taps = cutting.roles, cutting.threads, cutting.work.taps
-    tune = tuning(cutting.work.target)
-    each, large = cutting.sum_bytes, tune.wgrad.large
-    most = max(sum_bytes(cutting.work.target), prod(first[:2]) * each)
-    slices, many = cutting.boxes.slices, tune.wgrad.many_tasks
-    row_lines = _pixels(cutting.work, roles.row_side)  # for each line of memory, or each channel if they are strided
-    size = DTYPES[cutting.work.problem.dtype].size if cutting.work.channel_step(roles.row_side) == 1 else 0
 
-    def time(lane_part: int, row_part: int, tap_part: int) -> float:
-        height, share = cutting.height(row_part), lane_part / roles.blocks
-        products = cost.products * up(row_part, height) * share * tap_part / taps
-        lines = row_lines * (ceil(row_part * size / LINE) if size else row_part)
-        copies = cost.copy * (cost.row_copies * row_part / roles.row_channels + cost.lane_copies * share)
-        copies += large.line * lines
-        task = products * shorter(tune.tiles, roles.most_rows, roles.vectors, height) + copies
-        number = cutting.tasks(lane_part, row_part) * ceil(taps / tap_part)
-        rounds = number / threads if number >= many * threads else ceil(number / threads)
-        return rounds * (task / slices + large.task)
+    cutting: Cutting
+    cost: PartCost
+    readable: bool  # the lanes can be read in place
+    divides_taps: bool
 
-    lane_parts = sorted({ceil(roles.blocks / n) for n in range(1, roles.blocks + 1)})
-    row_parts = sorted({ceil(roles.row_channels / n) for n in range(1, roles.row_channels // large.least_rows + 1)})
-    tap_parts = sorted({ceil(taps / n) for n in range(1, taps + 1)}) if divides_taps else [taps]
-    found, least = first, time(*first) / tune.wgrad.better
-    for lane_part, row_part in product(lane_parts, row_parts):
-        number = cutting.tasks(lane_part, row_part)
-        if lane_part * row_part * each > most or not cutting.has_room(lane_part) or number >= 2 * many * threads:
-            continue
-        for tap_part in tap_parts if number < 2 * threads else [taps]:
-            if (seconds := time(lane_part, row_part, tap_part)) < least:
-                found, least = (lane_part, row_part, tap_part), seconds
-    return found
+    def parts(self, first: tuple[int, int]) -> tuple[int, int, int]:
+        """Parts of lanes, of rows and of taps, if they are better than the first ones of lanes and rows."""
+        cutting, roles, taps = self.cutting, self.cutting.roles, self.cutting.work.taps
+        tune = tuning(cutting.work.target).wgrad
+        threads, each = cutting.threads, cutting.sum_bytes
+        most = max(sum_bytes(cutting.work.target), prod(first) * each)
+        lane_parts = sorted({ceil(roles.blocks / n) for n in range(1, roles.blocks + 1)})
+        cuts = range(1, roles.row_channels // tune.large.least_rows + 1)
+        row_parts = sorted({ceil(roles.row_channels / n) for n in cuts})
+        tap_parts = sorted({ceil(taps / n) for n in range(1, taps + 1)}) if self.divides_taps else [taps]
+        found = (*first, taps)
+        least = self.time(*found) / tune.better
+        for lane_part, row_part in product(lane_parts, row_parts):
+            number = cutting.tasks(lane_part, row_part)
+            small = lane_part * row_part * each <= most and cutting.has_room(lane_part)
+            if not small or number >= 2 * tune.many_tasks * threads:
+                continue
+            for tap_part in tap_parts if number < 2 * threads else [taps]:
+                if (time := self.time(lane_part, row_part, tap_part)) < least:
+                    found, least = (lane_part, row_part, tap_part), time
+        return found
+
+    def reads_lanes(self, row_part: int, tap_part: int) -> bool:
+        """Whether tasks of that size read the lanes in place.
+
+        Where all lanes are in one block, pixels are contiguous, and lose nothing by it. Else they take more of the
+        caches than if they were packed, which pays for a few products.
+        """
+        large = tuning(self.cutting.work.target).wgrad.large
+        return self.readable and (self.cutting.roles.blocks == 1 or row_part * tap_part <= large.few_products)
+
+    def time(self, lane_part: int, row_part: int, tap_part: int) -> float:
+        """Steps until the last task has ended."""
+        cutting, cost, work, roles = self.cutting, self.cost, self.cutting.work, self.cutting.roles
+        tune = tuning(work.target)
+        large, many, height = tune.wgrad.large, tune.wgrad.many_tasks, cutting.height(row_part)
+        share = lane_part / roles.blocks
+        products = cost.products * up(row_part, height) * share * tap_part / work.taps
+        copies = cost.row_copies * row_part / roles.row_channels
+        copies += cost.lane_copies * share * (large.read if self.reads_lanes(row_part, tap_part) else 1)
+        in_line = LINE // DTYPES[work.problem.dtype].size if work.channel_step(roles.row_side) == 1 else 1
+        lines = _pixels(work, roles.row_side) * ceil(row_part / in_line)
+        task = products * shorter(tune.tiles, roles.most_rows, roles.vectors, height)
+        task += cost.copy * copies + large.line * lines
+        number = cutting.tasks(lane_part, row_part) * ceil(work.taps / tap_part)
+        rounds = number / cutting.threads if number >= many * cutting.threads else ceil(number / cutting.threads)
+        return rounds * (task / cutting.boxes.slices + large.task)
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from ..target import Target
 from . import pointwise
 from .cut import cut_pixels, cut_sums
 from .layout import lay_out
-from .records import Boxes, Mode, Output, Parts, Roles, Taps, Tensors, WeightGradient, Writing
+from .records import Boxes, Mode, Modes, Output, Parts, Roles, Taps, Tensors, WeightGradient, Writing
 from .roles import assign_roles, choose_modes
 from .work import Work, work_of
 
@@ -37,6 +37,8 @@ def plan(p: Problem, target: Target, threads: int) -> WeightGradient | None:
     taps = tap_offsets(work.axes)
     writing = _writing(work, roles, taps, _strides(work, roles))
     parts = cut_sums(work, roles, modes, boxes, threads, divides_taps=writing in (Writing.VECTORS, Writing.ELEMENTS))
+    if parts.lanes_in_place:
+        modes = Modes(modes.rows, Mode.IN_PLACE)
     x, y, entries = lay_out(work, roles, modes, boxes, parts)
     prefetch = plan_prefetch(work, roles, boxes, parts)
     output = plan_output(work, roles, boxes, parts, writing, prefetch is not None)

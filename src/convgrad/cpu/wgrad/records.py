@@ -120,6 +120,7 @@ class Parts:
     tiles: int  # for one block of lanes: along the row channels, or along the taps if groups are in the lanes
     tap_step: int  # taps that one tile sums
     tap_parts: int  # parts of the taps: they have their sums in one place, and are different tasks
+    lanes_in_place: bool  # the lanes are read in place, because tasks are too small to pack them
     saves_copies: bool  # cut otherwise than tasks alone would ask, so that less is packed more than once
 
 

@@ -172,6 +172,16 @@ def _in_place(work: Work, row_side: str) -> tuple[bool, bool]:
     return rows, rows and whole and not work.pairs and row_channels <= _few_rows(work, lane_side)
 
 
+def lanes_readable(work: Work, roles: Roles, modes: Modes) -> bool:
+    """Whether the lanes can be read in place, although they are packed: where tasks are so many that each of them would
+    pack them for a few products. Boxes are cut as if they were packed, so that the bits stay.
+    """
+    lane_side = "y" if roles.row_side == "x" else "x"
+    whole = work.channel_step(lane_side) == 1 and roles.lane_channels % roles.lanes == 0
+    packed = modes.lanes is Mode.VECTORS and modes.rows is Mode.IN_PLACE
+    return packed and whole and not (roles.pairs or same_sets(work, lane_side))
+
+
 def _few_rows(work: Work, lane_side: str) -> int:
     """For how many rows the side in the lanes is read in place."""
     if not work.pointwise:

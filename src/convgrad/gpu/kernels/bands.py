@@ -1,8 +1,8 @@
 """Depthwise layers on tensor cores: a row of taps is a band of a matrix that takes columns of the input to those of y.
 
 Programs walk along rows as those of `rows` do, and plans say it in the same words. For each channel, some runs of the
-input's columns are multiplied by the band matrix of each row of taps, [WINDOW, WIDTH], which stays in registers. Most
-of it is zeros, but tensor cores take them faster than plain units take the products that count.
+input's columns are multiplied by the band matrix of each row of taps, [WINDOW, WIDTH]. Most of it is zeros, but tensor
+cores take them faster than plain units take the products that count.
 """
 
 import triton
@@ -43,6 +43,7 @@ def bands(
     ORIGIN: tl.constexpr,
     FIRST: tl.constexpr,  # the first column of a run's window
     WINDOW: tl.constexpr,
+    NEEDED: tl.constexpr,  # columns of the window that are read
     BAND: tl.constexpr,  # which tap an entry of the band holds: by column of the window, of the run, start, divisor
     MADE: tl.constexpr,
     FLAT: tl.constexpr,
@@ -86,6 +87,8 @@ def bands(
     row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1]
     read = run[:, None] * ORIGIN + (FIRST + side)[None, :]
     inside = (read >= 0) & (read < a_sizes[2]) & there[:, None]
+    if NEEDED < WINDOW:
+        inside = inside & (side < NEEDED)[None, :]
     row_step = stride(a_strides, 4, A_UNIT)
     lanes = a + g * stride(a_strides, 1, A_UNIT)
     from_a = (n * stride(a_strides, 0, A_UNIT) + row * row_step)[:, None] + read * stride(a_strides, 5, A_UNIT)
@@ -111,7 +114,7 @@ def bands(
                 at, layer = depth_of(z, k0, DEPTH, a_sizes[0])
                 seen = layer & (row + down >= 0) & (row + down < a_sizes[1])
                 offset = from_a + (at * stride(a_strides, 3, A_UNIT) + down * row_step)[:, None]
-                values = _read(lanes, offset, column, inside & seen[:, None], PIXELS, ROWS, COLUMNS, WINDOW)
+                values = read_block(lanes, offset, column, inside & seen[:, None], PIXELS, ROWS, COLUMNS, WINDOW)
                 sums = _multiply(sums, values, factors, k0, i, ROW_TAPS, K1, LIVE)
         for e in tl.static_range(UP):
             which = step * UP + (e + ROW[2])
@@ -147,10 +150,10 @@ def bands(
             holds = written & (result + late * CLASSES < out_sizes[1])[:, None]
             holds = tl.broadcast_to(holds[None, :, :] & column[:, None, None], (COLUMNS, ROWS, WIDTH))
             again = to_lanes[:, None, None] + (to + late * (CLASSES * out_strides[4]))[None, :, :]
-            held = tl.load(again, mask=holds, other=0.0)
+            held = tl.load(again, mask=holds, other=0.0).to(tl.float32)
             if BIAS:
                 total += tl.load(bias + q * bias_stride, mask=column, other=0.0).to(tl.float32)[:, None, None]
-            tl.store(again, total.to(held.dtype), mask=holds & (held != held))
+            tl.store(again, total.to(out.dtype.element_ty), mask=holds & (held != held))
 
 
 @triton.jit
@@ -172,7 +175,7 @@ def _both(column, inside, PIXELS: tl.constexpr):
 
 
 @triton.jit
-def _read(
+def read_block(
     lanes,
     offset,
     column,

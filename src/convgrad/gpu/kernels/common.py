@@ -51,22 +51,39 @@ def divided(number, size, factor, shift, WIDE: tl.constexpr):
 
 
 @triton.jit
-def unfold(number, sizes, factors, WIDE: tl.constexpr):
-    """A running number over images and three axes, as image and position."""
+def unfold(number, sizes, factors, WIDE: tl.constexpr, RANK: tl.constexpr = 3):
+    """A running number over images and three axes, as image and position. Only the last RANK axes have a size."""
     outer = divided(number, sizes[2], factors[4], factors[5], WIDE)
     p2 = number - outer * sizes[2]
-    image = divided(outer, sizes[1], factors[2], factors[3], WIDE)
-    p1 = outer - image * sizes[1]
-    n = divided(image, sizes[0], factors[0], factors[1], WIDE)
-    return n, image - n * sizes[0], p1, p2
+    p1 = outer * 0
+    p0 = p1
+    n = outer
+    if RANK > 1:
+        n = divided(outer, sizes[1], factors[2], factors[3], WIDE)
+        p1 = outer - n * sizes[1]
+    if RANK > 2:
+        image = n
+        n = divided(image, sizes[0], factors[0], factors[1], WIDE)
+        p0 = image - n * sizes[0]
+    return n, p0, p1, p2
 
 
 @triton.jit
-def within(p0, p1, p2, sizes):
-    """Whether a position lies inside a tensor."""
-    first = (p0 >= 0) & (p0 < sizes[0])
-    second = (p1 >= 0) & (p1 < sizes[1])
-    return first & second & (p2 >= 0) & (p2 < sizes[2])
+def inside(position, size, WIDE: tl.constexpr):
+    """Whether a position is one of an axis: a negative one is larger than any as a number without a sign."""
+    kind: tl.constexpr = tl.uint64 if WIDE else tl.uint32
+    return position.to(kind) < size.to(kind)
+
+
+@triton.jit
+def within(p0, p1, p2, sizes, WIDE: tl.constexpr, RANK: tl.constexpr = 3):
+    """Whether a position lies inside a tensor. Axes before the last RANK have one element, which it is."""
+    found = inside(p2, sizes[2], WIDE)
+    if RANK > 1:
+        found = found & inside(p1, sizes[1], WIDE)
+    if RANK > 2:
+        found = found & inside(p0, sizes[0], WIDE)
+    return found
 
 
 @triton.jit

@@ -35,6 +35,7 @@ def gather(
     made,  # channels of a group of the result
     parts,
     part_stride,
+    RANK: tl.constexpr,  # axes in space that are in use: the last ones
     KERNEL: tl.constexpr,
     STEP: tl.constexpr,
     DILATION: tl.constexpr,
@@ -65,7 +66,7 @@ def gather(
     g = number % groups
     number = number // groups
     tiles = tl.cdiv(images * steps[0] * steps[1] * steps[2], ROWS)
-    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE)
+    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE, RANK)
     number = number // tiles
     f2 = number % STEP[2]
     number = number // STEP[2]
@@ -82,7 +83,7 @@ def gather(
     i0 = i0 + t0 * STEP[0]
     i1 = i1 + t1 * STEP[1]
     i2 = i2 + t2 * STEP[2]
-    row = (n < images) & within(i0, i1, i2, out_sizes)
+    row = (n < images) & within(i0, i1, i2, out_sizes, WIDE, RANK)
     column = c < made
     from_a = a + g * a_strides[1] + n * stride(a_strides, 0, A_UNIT) + spatial(b0, b1, b2, a_strides, A_UNIT)
     from_w = w + g * w_strides[0] + spatial(k0, k1, k2, w_strides, W_UNIT) + c * stride(w_strides, 2, W_UNIT)
@@ -118,9 +119,11 @@ def gather(
             p0 = b0[:, None] + (q0 * TAP_MOVE[0])[None, :]
             p1 = b1[:, None] + (q1 * TAP_MOVE[1])[None, :]
             p2 = b2[:, None] + (q2 * TAP_MOVE[2])[None, :]
-            meets = row[:, None] & within(p0, p1, p2, a_sizes) & depth[None, :]
+            meets = row[:, None] & within(p0, p1, p2, a_sizes, WIDE, RANK) & depth[None, :]
         else:
-            there = row & within(b0 + q0 * TAP_MOVE[0], b1 + q1 * TAP_MOVE[1], b2 + q2 * TAP_MOVE[2], a_sizes)
+            there = row & within(
+                b0 + q0 * TAP_MOVE[0], b1 + q1 * TAP_MOVE[1], b2 + q2 * TAP_MOVE[2], a_sizes, WIDE, RANK
+            )
             meets = there[:, None] if EVEN else there[:, None] & depth[None, :]
         reads = column[None, :] if EVEN else column[None, :] & depth[:, None]
         left = tl.load(from_a[:, None] + a_offset[None, :], mask=meets, other=0.0)

@@ -33,6 +33,7 @@ def lanes(
     made,
     parts,
     part_stride,
+    RANK: tl.constexpr,  # axes in space that are in use: the last ones
     KERNEL: tl.constexpr,
     STEP: tl.constexpr,
     DILATION: tl.constexpr,
@@ -59,7 +60,7 @@ def lanes(
     c = q % made
     number = number // tiles
     tiles = tl.cdiv(images * steps[0] * steps[1] * steps[2], ROWS)
-    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE)
+    n, t0, t1, t2 = unfold(span(number % tiles * ROWS, ROWS, WIDE), steps, step_factors, WIDE, RANK)
     number = number // tiles
     f2 = number % STEP[2]
     number = number // STEP[2]
@@ -76,7 +77,7 @@ def lanes(
     i0 = i0 + t0 * STEP[0]
     i1 = i1 + t1 * STEP[1]
     i2 = i2 + t2 * STEP[2]
-    row = (n < images) & within(i0, i1, i2, out_sizes)
+    row = (n < images) & within(i0, i1, i2, out_sizes, WIDE, RANK)
     column = g < groups
     from_a = n * stride(a_strides, 0, A_UNIT) + spatial(b0, b1, b2, a_strides, A_UNIT)
     from_a = a + from_a[:, None] + (g * stride(a_strides, 1, A_UNIT))[None, :]
@@ -90,7 +91,7 @@ def lanes(
     for _ in tl.range(first, tl.minimum(first + tl.cdiv(count, parts), count)):
         a_offset = spatial(j0 * TAP_MOVE[0], j1 * TAP_MOVE[1], j2 * TAP_MOVE[2], a_strides, A_UNIT)
         w_offset = spatial(j0 * TAP_STEP[0], j1 * TAP_STEP[1], j2 * TAP_STEP[2], w_strides, W_UNIT)
-        there = row & within(b0 + j0 * TAP_MOVE[0], b1 + j1 * TAP_MOVE[1], b2 + j2 * TAP_MOVE[2], a_sizes)
+        there = row & within(b0 + j0 * TAP_MOVE[0], b1 + j1 * TAP_MOVE[1], b2 + j2 * TAP_MOVE[2], a_sizes, WIDE, RANK)
         meets = there[:, None] & column[None, :]
         left = tl.load(from_a + (a_offset + r * stride(a_strides, 2, A_UNIT)), mask=meets, other=0.0)
         right = tl.load(from_w + (w_offset + r * stride(w_strides, 1, W_UNIT)), mask=column, other=0.0)

@@ -136,39 +136,80 @@ def rows_weights(
         tl.store(place, value.to(out.dtype.element_ty), mask=has)
         spoilt = spoilt | (has & (value != value))
     if tl.max(spoilt.to(tl.int32)) > 0:
-        # What is not read is zero, and has no product with an infinity. Sums that are NaN are taken again, one by one.
         tl.debug_barrier()
-        for which in tl.range(0, TAPS * K2 * NY * NX):
-            tap = which // (NY * NX)
-            k1 = tap // K2
-            k2 = tap % K2
-            own_x = which % NX
-            own_y = which // NX % NY
-            total = tl.zeros([ROWS, COLUMNS], tl.float32)
-            for tile in tl.range(part, tiles, parts):
-                m = span(tile * ROWS, ROWS, WIDE)[:, None]
-                run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
-                at, inside = depth_of(z, tap0, DEPTH, x_sizes[0])
-                there = (n < images) & inside & column
-                first = chunk * height
-                row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1] + (tap1 + k1) * CLASSES
-                result = first * CLASSES + rest
-                from_x = x_lanes + n * stride(x_strides, 0, X_UNIT) + at * stride(x_strides, 3, X_UNIT)
-                from_y = y_lanes + n * stride(y_strides, 0, Y_UNIT) + z * stride(y_strides, 3, Y_UNIT)
-                for pixel in tl.range(0, height * WIDTH):
-                    x1 = row + pixel // WIDTH * (DOWN * CLASSES)
-                    y1 = result + pixel // WIDTH * CLASSES
-                    y2 = run * WIDTH + pixel % WIDTH
-                    x2 = y2 * COLUMN[0] + k2 * COLUMN[1] - COLUMN[2]
-                    meets = (x1 >= 0) & (x1 < x_sizes[1]) & (x2 >= 0) & (x2 < x_sizes[2])
-                    meets = there & meets & (y1 < y_sizes[1]) & (y2 < y_sizes[2])
-                    left = tl.load(from_x + (x1 * x_row + x2 * x_column + own_x * x_strides[2]), mask=meets, other=0.0)
-                    right = tl.load(from_y + (y1 * y_row + y2 * y_column + own_y * y_strides[2]), mask=meets, other=0.0)
-                    total += left.to(tl.float32) * right.to(tl.float32)
-            again = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
-            again += own_y * out_strides[1] + own_x * out_strides[2]
-            held = tl.load(again, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0)
-            tl.store(again, tl.sum(total, 0)[None, :].to(held.dtype), mask=held != held)
+        retake(
+            x_lanes, y_lanes, to, column, part, parts, tiles, tap0, tap1, x_strides, y_strides, out_strides,
+            x_sizes, y_sizes, images, runs, chunks, height,
+            KERNEL, DEPTH, TAPS, DOWN, CLASSES, ROW, COLUMN, NX, NY, WIDTH, ROWS, COLUMNS, WIDE,
+        )  # fmt: skip
+
+
+@triton.jit
+def retake(
+    x_lanes,
+    y_lanes,
+    to,
+    column,
+    part,
+    parts,
+    tiles,
+    tap0,
+    tap1,
+    x_strides,
+    y_strides,
+    out_strides,
+    x_sizes,
+    y_sizes,
+    images,
+    runs,
+    chunks,
+    height,
+    KERNEL: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    DOWN: tl.constexpr,
+    CLASSES: tl.constexpr,
+    ROW: tl.constexpr,
+    COLUMN: tl.constexpr,
+    NX: tl.constexpr,
+    NY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Sums that are NaN, once more: what is not read is zero, which has no product with an infinity here."""
+    for which in tl.range(0, TAPS * KERNEL[2] * NY * NX):
+        tap = which // (NY * NX)
+        k1 = tap // KERNEL[2]
+        k2 = tap % KERNEL[2]
+        own_x = which % NX
+        own_y = which // NX % NY
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for tile in tl.range(part, tiles, parts):
+            m = span(tile * ROWS, ROWS, WIDE)[:, None]
+            run, chunk, rest, z, n = runs_of(m, runs, chunks, CLASSES, y_sizes[0])
+            at, inside = depth_of(z, tap0, DEPTH, x_sizes[0])
+            there = (n < images) & inside & column
+            first = chunk * height
+            row = rest * ROW[0] + first * (DOWN * CLASSES) + ROW[1] + (tap1 + k1) * CLASSES
+            result = first * CLASSES + rest
+            from_x = x_lanes + (n * x_strides[0] + at * x_strides[3] + own_x * x_strides[2])
+            from_y = y_lanes + (n * y_strides[0] + z * y_strides[3] + own_y * y_strides[2])
+            for pixel in tl.range(0, height * WIDTH):
+                x1 = row + pixel // WIDTH * (DOWN * CLASSES)
+                y1 = result + pixel // WIDTH * CLASSES
+                y2 = run * WIDTH + pixel % WIDTH
+                x2 = y2 * COLUMN[0] + k2 * COLUMN[1] - COLUMN[2]
+                meets = (x1 >= 0) & (x1 < x_sizes[1]) & (x2 >= 0) & (x2 < x_sizes[2])
+                meets = there & meets & (y1 < y_sizes[1]) & (y2 < y_sizes[2])
+                left = tl.load(from_x + (x1 * x_strides[4] + x2 * x_strides[5]), mask=meets, other=0.0)
+                right = tl.load(from_y + (y1 * y_strides[4] + y2 * y_strides[5]), mask=meets, other=0.0)
+                total += left.to(tl.float32) * right.to(tl.float32)
+        place = to + (tap1 + k1) * out_strides[4] + k2 * out_strides[5]
+        place += own_y * out_strides[1] + own_x * out_strides[2]
+        held = tl.load(place, mask=column & (tap1 + k1 < KERNEL[1]), other=0.0).to(tl.float32)
+        tl.store(place, tl.sum(total, 0)[None, :].to(to.dtype.element_ty), mask=held != held)
 
 
 @triton.jit

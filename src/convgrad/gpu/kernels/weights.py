@@ -24,6 +24,7 @@ def weights(
     y_channels,
     parts,
     part_stride,
+    RANK: tl.constexpr,  # axes in space that are in use: the last ones
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     DILATION: tl.constexpr,
@@ -79,7 +80,7 @@ def weights(
     tl.assume(first < last)  # around a loop that may not run, products on tensor cores wait for each other
     for block in tl.range(first, last):
         p = span(block * DEPTH, DEPTH, WIDE)
-        n, o0, o1, o2 = unfold(p, y_sizes, y_factors, WIDE)
+        n, o0, o1, o2 = unfold(p, y_sizes, y_factors, WIDE, RANK)
         there = p < pixels if INSIDE else n < images
         i0 = o0 * STRIDE[0]
         i1 = o1 * STRIDE[1]
@@ -88,11 +89,11 @@ def weights(
             p0 = i0[:, None] + b0[None, :]
             p1 = i1[:, None] + b1[None, :]
             p2 = i2[:, None] + b2[None, :]
-            meets = there[:, None] & within(p0, p1, p2, x_sizes) & column[None, :]
+            meets = there[:, None] & within(p0, p1, p2, x_sizes, WIDE, RANK) & column[None, :]
         else:
             if not INSIDE:
                 # What meets padding is not read from y either: its infinities have no product.
-                there = there & within(i0 + b0, i1 + b1, i2 + b2, x_sizes)
+                there = there & within(i0 + b0, i1 + b1, i2 + b2, x_sizes, WIDE, RANK)
             meets = there[:, None] & column[None, :]
         if X_EVEN:
             x_offset = p * stride(x_strides, 5, X_UNIT)
@@ -131,6 +132,7 @@ def lanes_weights(
     y_channels,
     parts,
     part_stride,
+    RANK: tl.constexpr,  # axes in space that are in use: the last ones
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     DILATION: tl.constexpr,
@@ -168,11 +170,11 @@ def lanes_weights(
     acc = tl.zeros([ROWS, COLUMNS], tl.float64 if DOUBLE else tl.float32)
     first = part * tl.cdiv(blocks, parts)
     for block in tl.range(first, tl.minimum(first + tl.cdiv(blocks, parts), blocks)):
-        n, o0, o1, o2 = unfold(span(block * ROWS, ROWS, WIDE), y_sizes, y_factors, WIDE)
+        n, o0, o1, o2 = unfold(span(block * ROWS, ROWS, WIDE), y_sizes, y_factors, WIDE, RANK)
         i0 = o0 * STRIDE[0]
         i1 = o1 * STRIDE[1]
         i2 = o2 * STRIDE[2]
-        there = (n < images) & within(i0 + b0, i1 + b1, i2 + b2, x_sizes)
+        there = (n < images) & within(i0 + b0, i1 + b1, i2 + b2, x_sizes, WIDE, RANK)
         meets = there[:, None] & column[None, :]
         x_offset = n * stride(x_strides, 0, X_UNIT) + spatial(i0, i1, i2, x_strides, X_UNIT)
         y_offset = n * stride(y_strides, 0, Y_UNIT) + spatial(o0, o1, o2, y_strides, Y_UNIT)

@@ -9,12 +9,14 @@ from ...spec.problem import Ints, Problem, Role
 from ..target import Target
 from . import rows
 from .axes import is_wide, strides
-from .cost import BANDWIDTH_SHARE, LAUNCH
-from .records import Constants, Launch, Plan, Values
+from .launches import finish, out_tensor
+from .records import PARTS, Constants, Launch, Plan, Values
 
 DOES = "rows of taps as bands of matrices, by tensor cores, along rows"
 WIDTH = 16  # columns of a run
 ALIGNED = 8  # elements of 16 bits that are read at once
+WORTH = 5  # taps of a row from which on bands are the quicker way
+MOST_SUMS = 7  # rows of taps whose sums a warp holds, each in sixteen registers
 MOST_BANDS = 9  # of 32 by 16: a warp holds one in eight registers
 
 
@@ -24,6 +26,7 @@ class Window(NamedTuple):
     origin: int  # columns from run to run
     first: int
     size: int  # a power of two
+    needed: int  # of its columns
     band: Ints  # the tap of an entry: by column of the window, of the run, start, divisor
 
 
@@ -31,6 +34,8 @@ def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none."""
     if reason := hindrance(p):
         return reason
+    if rows.spatial(p)[2].w < WORTH:
+        return "rows of few taps take no longer without matrices"
     return settle(p, target, choose(p, target))
 
 
@@ -38,14 +43,14 @@ def hindrance(p: Problem) -> str:
     """Why a problem is not served."""
     if p.dtype not in ("bf16", "f16"):
         return "it is for bf16 and f16"
-    if p.wanted == "w" or p.accumulate:
-        return "it is for y and x that are not added to what was there"
+    if p.wanted != "w" and p.accumulate:
+        return "it is not for sums that are added to what was there"
     if reason := rows.hindrance(p):
         return reason
-    if (p.cx if p.wanted == "y" else p.cy) > 1:
+    if (p.cx if p.wanted == "y" else p.cy if p.wanted == "x" else p.cx * p.cy) > 1:
         return "it is for one channel of a group"
     depth, row, column = rows.spatial(p)
-    if column.w < 3 or depth.w * row.w > MOST_BANDS:
+    if column.w < 3 or (p.wanted != "w" and depth.w * row.w > MOST_BANDS):
         return "it is for rows of three taps and more, at most nine of them"
     if p.wanted == "x" and WIDTH % column.stride:
         return "runs would begin between columns"
@@ -58,37 +63,89 @@ def window(p: Problem) -> Window:
     """The window of a run."""
     axis = rows.spatial(p)[2]
     needed = [first + i for first, size in rows.reads(p, WIDTH).pieces for i in range(size)]
-    first = min(needed) // ALIGNED * ALIGNED
+    pixels = rows.lie_in_space(p)
+    # Pixels that lie side by side are read 16 bytes at a time.
+    first = min(needed) // ALIGNED * ALIGNED if pixels else min(needed)
     size = max(16, 1 << (max(needed) - first).bit_length())
+    read = size if pixels else max(needed) - first + 1
     if p.wanted == "x":
-        return Window(
-            WIDTH // axis.stride, first, size, (-axis.stride, 1, axis.pad - first * axis.stride, axis.dilation)
-        )
-    return Window(WIDTH * axis.stride, first, size, (1, -axis.stride, first + axis.pad, axis.dilation))
+        band = (-axis.stride, 1, axis.pad - first * axis.stride, axis.dilation)
+        return Window(WIDTH // axis.stride, first, size, read, band)
+    return Window(WIDTH * axis.stride, first, size, read, (1, -axis.stride, first + axis.pad, axis.dilation))
 
 
 def choose(p: Problem, target: Target) -> rows.Way:
     """The way for a problem."""
-    pixels, over = rows.lie_in_space(p), rows.walk(p)
-    channels = p.g * (p.cy if p.wanted == "y" else p.cx)
-    columns = min(4 if pixels else 16, 1 << (channels - 1).bit_length())
-    way = rows.Way(pixels, 16, columns, WIDTH, over.results, 4, 1, 1)
-    best, least = way, float("inf")
-    for chunks in range(1, min(over.results, 32) + 1):
-        found = way._replace(height=ceil(over.results / chunks))
-        tiles = ceil(rows.lanes(p, found) / way.rows) * ceil(channels / way.columns)
-        rounds = ceil(tiles / (target.multiprocessors * 4))
-        cost = rounds * (found.height + over.extra + 6)
-        if cost < least * 0.98:
-            best, least = found, cost
-    return best
+    pixels, back = rows.lie_in_space(p), p.wanted == "w"
+    taps = min(rows.spatial(p)[1].w, MOST_SUMS) if back else 0
+    over = rows.walk(p, taps)
+    way = rows.Way(pixels, 32, 4, WIDTH, over.results, 4, 3, 1, taps)
+    if back:
+        way = way._replace(rows=16, columns=1 if pixels else 8, warps=1 if pixels else 8, ahead=1)
+    elif not pixels:
+        way = way._replace(rows=16, columns=8, warps=8, ahead=1, registers=128)
+    heights = {ceil(over.results / chunks) for chunks in rows.CHUNKS}
+    ways = [way._replace(height=height) for height in sorted(heights, reverse=True)]
+    return rows.quickest(p, target, ways, pace_of(p, target, way))
+
+
+def pace_of(p: Problem, target: Target, way: rows.Way) -> rows.Pace:
+    """The pace of a tile: products of 16 by 8 by 16, and what brings operands to them."""
+    depth, row, column = rows.spatial(p)
+    size, warp = window(p).size, way.rows * way.columns / (16 * way.warps)  # products' rows of a warp
+    if p.wanted == "w":
+        products = way.taps * warp * size / 16 * WIDTH / 8
+        tiles = ceil(rows.across(p, way) / way.columns) * ceil(row.w / way.taps) * depth.w
+        at_once = (8 // way.warps or 1) * target.multiprocessors
+        return rows.Pace(5 * products + 60, at_once, tiles, 2.0 * column.w, 0.8e-6)
+    products = depth.w * row.w / (column.stride if p.wanted == "x" else 1) * warp * size / 16 * WIDTH / 8
+    tiles = ceil(rows.across(p, way) / way.columns)
+    instructions = 2.5 * products + (40 if way.pixels else 90) * warp
+    return rows.Pace(instructions, 2 * target.multiprocessors, tiles, rows.STEPS, 0.6e-6)
 
 
 def settle(p: Problem, target: Target, way: rows.Way, why: tuple[str, ...] = ()) -> Plan:
     """The plan that goes a way."""
-    time = p.bytes / (target.bandwidth * 1e9 * BANDWIDTH_SHARE) + LAUNCH
+    time = rows.seconds(p, target, way, pace_of(p, target, way))
     tile = (way.rows, way.columns, way.width, way.height)
-    return Plan("bands", DOES, (_launch(p, way),), (), time, why, "", tile)
+    if p.wanted != "w":
+        return Plan("bands", DOES, (_launch(p, way),), (), time, why, "", tile)
+    split = rows.is_split(p, way)
+    launches = (_weights_launch(p, way), *((finish(p, way.parts),) if split else ()))
+    areas = ((PARTS, way.parts * p.size("w") * 4),) if split else ()
+    return Plan("bands_weights", DOES, launches, areas, time, why, "", tile, way.parts)
+
+
+def _weights_launch(p: Problem, way: rows.Way) -> Launch:
+    over, read, axes = rows.walk(p, way.taps), window(p), rows.spatial(p)
+    values = rows.weights_values(p, way)
+    x, y = (rows.arranged(p, strides(p, role)) for role in ("x", "y"))
+    constants: Constants = (
+        ("KERNEL", tuple(axis.w for axis in axes)),
+        ("DEPTH", rows.along(p, axes[0])),
+        ("TAPS", way.taps),
+        ("LIVE", over.live),
+        ("DOWN", over.down),
+        ("CLASSES", over.classes),
+        ("ROW", over.row),
+        ("ORIGIN", read.origin),
+        ("FIRST", read.first),
+        ("WINDOW", read.size),
+        ("NEEDED", read.needed),
+        ("BAND", read.band),
+        ("COLUMN", axes[2][3:]),
+        ("X_UNIT", rows.unit(x, way.pixels)),
+        ("Y_UNIT", rows.unit(y, way.pixels)),
+        ("PIXELS", way.pixels),
+        ("WIDTH", WIDTH),
+        ("ROWS", way.rows),
+        ("COLUMNS", way.columns),
+        ("WIDE", is_wide(p)),
+    )
+    programs = ceil(p.g / way.columns) * ceil(axes[1].w / way.taps) * axes[0].w * way.parts
+    tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, rows.is_split(p, way)))
+    stages = max(1, way.ahead)
+    return Launch("bands_weights", programs, tensors, values, constants, way.warps, stages, registers=way.registers)
 
 
 def _launch(p: Problem, way: rows.Way) -> Launch:
@@ -132,6 +189,7 @@ def _launch(p: Problem, way: rows.Way) -> Launch:
         ("ORIGIN", read.origin),
         ("FIRST", read.first),
         ("WINDOW", read.size),
+        ("NEEDED", read.needed),
         ("BAND", read.band),
         ("MADE", made),
         ("FLAT", flat),

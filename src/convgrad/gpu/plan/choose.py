@@ -133,20 +133,22 @@ class _Access(NamedTuple):
     instructions: float  # of one thread, for so many elements
 
 
+ONE_BY_ONE = 44.0  # instructions that it takes like, to load an element alone and to wait for it
+
+
 def _accesses(p: Problem, flat: bool) -> tuple[_Access, _Access, _Access]:
-    """Those of the rows' operand, of the columns' operand, and of the result."""
+    """Those of the rows' operand, of the columns' operand, and of the result. Counted in machine code for Hopper."""
     if p.wanted == "w":
-        even = 15.0 if is_inside(p) else 40.0
-        rows, columns = _access(p, "y", 2, even), _access(p, "x", 2, even)
+        rows, columns = _access(p, "y", 2, 5.0), _access(p, "x", 2, 5.0)
         if flat:  # each element has a pixel of its own
-            columns = _Access(1, 32, 30.0)
-        return rows, columns, _Access(4, 4, 3.0)
+            columns = _Access(1, 32, 13.0)
+        return rows, columns, _Access(4, 4, 4.0)
     given = "x" if p.wanted == "y" else "y"
-    rows, columns = _access(p, given, 2, 16.0), _access(p, "w", 1 if p.wanted == "x" else 2, 4.0)
+    rows, columns = _access(p, given, 2, 17.0), _access(p, "w", 1 if p.wanted == "x" else 2, 6.0)
     if columns.together == 1:
-        columns = max(columns, _access(p, "w", 2 if p.wanted == "x" else 1, 4.0))
+        columns = max(columns, _access(p, "w", 2 if p.wanted == "x" else 1, 6.0))
     if flat:
-        rows = _Access(1, min(rows.fetched, 32), 35.0)
+        rows = _Access(1, min(rows.fetched, 32), 15.0)
     return rows, columns, _access(p, p.wanted, 2, 4.0)
 
 
@@ -157,10 +159,10 @@ def _access(p: Problem, role: str, axis: int, instructions: float) -> _Access:
         most = 16 // item
         counts = [stride for stride in of if stride != 1] + [p.shape(role)[axis]]
         together = gcd(most, *counts)
-        return _Access(together, item, instructions)
+        return _Access(together, item, instructions if together * item >= 4 else ONE_BY_ONE)
     # Neighbours in space are read by neighbouring threads, but those of weights are taps, of which one is wanted.
     fetched = item if unit(of) == LAST and role != "w" else 32
-    return _Access(1, fetched, instructions)
+    return _Access(1, fetched, ONE_BY_ONE)
 
 
 def _work(p: Problem, tile: Tile, access: tuple[_Access, _Access, _Access], target: Target) -> Work:
@@ -169,14 +171,20 @@ def _work(p: Problem, tile: Tile, access: tuple[_Access, _Access, _Access], targ
     item = DTYPES[p.dtype].size
     elements = (tile.rows * tile.depth, tile.columns * tile.depth)
     loads = elements[0] * rows.fetched + elements[1] * columns.fetched
-    count = sum(n / a.together * a.instructions for n, a in zip(elements, (rows, columns), strict=True)) / 32
-    ends = tile.rows * tile.columns / 32 * (4 + result.instructions / result.together)
+    counts = [n / a.together / 32 for n, a in zip(elements, (rows, columns), strict=True)]
+    count = 45 * tile.warps + counts[0] * rows.instructions + counts[1] * columns.instructions
+    if p.wanted == "w":
+        # Pixels are found for each load of either operand; once, if both are loaded by threads in the same places.
+        pixels = 7.0 if is_inside(p) else 22.0 if max(p.stride) == 1 else 28.0
+        count += pixels * (counts[0] if counts[0] == counts[1] or columns.fetched == 32 else sum(counts))
+    ends = tile.rows * tile.columns / 32 * (3 + result.instructions / result.together)
     threads = 32 * tile.warps
-    held = tile.rows * tile.columns // threads + 80
+    held = tile.rows * tile.columns // threads + 56
     shared = tile.stages * sum(elements) * item
     many = beside(target, tile.warps, shared, min(255, held))
-    flops = 2 * tile.rows * tile.columns * tile.depth
-    return Work(0, 0, flops, loads, 60 * tile.warps + count, 400 * tile.warps + ends, many, p.bytes)
+    # With fewer rows than a group of warps takes, tensor cores wait; with fewer columns, rows are read more often.
+    flops = 2 * tile.rows * (tile.columns + 14) * tile.depth * (1 if tile.rows >= 64 else 2)
+    return Work(0, 0, flops, loads, count, 400 * tile.warps + ends, many, p.bytes)
 
 
 class _Length(NamedTuple):

@@ -66,6 +66,7 @@ def _gather_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("part_stride", p.size(p.wanted) if split else 0),
     )
     constants: Constants = (
+        ("RANK", p.rank),
         *over.constants,
         ("A_UNIT", unit(strides(p, given))),
         ("W_UNIT", unit(w_strides)),
@@ -106,6 +107,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
         ("part_stride", p.size("w") if split else 0),
     )
     constants: Constants = (
+        ("RANK", p.rank),
         ("KERNEL", axes.w),
         ("STRIDE", axes.stride),
         ("DILATION", axes.dilation),
@@ -117,7 +119,7 @@ def _weights_launch(p: Problem, best: Candidate, precision: str) -> Launch:
     )
     if best.kernel == "weights":
         inside = is_inside(p)
-        over = inside and axes.x == axes.y and axes.stride == (1, 1, 1)
+        over = axes.x == axes.y and axes.stride == (1, 1, 1)
         constants += (
             ("DEPTH", best.tile[2]),
             ("FLAT", best.flat),
@@ -176,10 +178,8 @@ def finish(p: Problem, parts: int) -> Launch:
     step = p.bias_stride or 0
     bias = (0, shape[2] * step, step, 0, 0, 0)
     elements = p.size(p.wanted)
+    count = finishers(elements)
     # Few results make small programs, which read several parts side by side, or all would wait for memory in turn.
-    count = FINISH
-    while count > 32 and elements < count * FINISHERS:
-        count //= 2
     beside = min(FINISH // count // 2, 16, 1 << (parts - 1).bit_length()) if parts and count < 128 else 1
     values = (
         ("sizes", tuple(shape[axis] for axis in order)),
@@ -201,3 +201,11 @@ def finish(p: Problem, parts: int) -> Launch:
     sums = (PARTS, "f64" if p.dtype == "f64" else "f32")
     tensors = (sums if parts else out, out, ("bias", p.dtype) if p.bias_stride is not None else out)
     return Launch("finish", ceil(elements / count), tensors, values, constants, 4, 1)
+
+
+def finishers(elements: int) -> int:
+    """Results of a program that adds parts."""
+    count = FINISH
+    while count > 32 and elements < count * FINISHERS:
+        count //= 2
+    return count

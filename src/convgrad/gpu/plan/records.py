@@ -116,6 +116,14 @@ def offsets(areas: Areas) -> dict[str, int]:
     return found
 
 
+def free_name(name: str, areas: Areas) -> str:
+    """A name that no area has: of copies between copies, each has its own."""
+    taken = {area for area, _ in areas}
+    while name in taken:
+        name += ", again"
+    return name
+
+
 def tell(plan: Plan) -> str:
     """A plan in a sentence."""
     words = [f"Triton kernel {plan.kernel}: {plan.does}" if plan.kernel else plan.does]

@@ -34,9 +34,11 @@ class Level(NamedTuple):
 
 
 LEVELS: tuple[Level, ...] = (
+    Level("bands", "bands"),
     Level("rows", "rows"),
     Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
     Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),
+    Level("blocks", "blocks", aligned=True, stage=1),
     Level("copies", "relaid", aligned=True, stage=1),
     Level("portable", "choose", stage=2),
 )

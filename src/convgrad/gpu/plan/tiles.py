@@ -45,7 +45,8 @@ def tiles(
         stage = (rows + columns) * deep * item
         # What is left of shared memory goes to converting layouts; f32 in parts lies there a second time.
         fit = (target.shared - rows * columns * 4 // 2) // (stage * (2 if item == 4 and not plain else 1))
-        stages = min(4 if item == 2 else 3, fit)
+        # With three stages of the larger tiles, a multiprocessor has two programs at once.
+        stages = min(4 if item == 2 and rows * columns < 64 * 64 else 3, fit)
         if stages >= 2:
             yield Tile(rows, columns, deep, warps, stages)
 

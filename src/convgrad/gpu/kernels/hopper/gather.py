@@ -407,7 +407,7 @@ def multiply_view(
 @gluon.jit
 def multiply(
     GROUP: gl.constexpr,
-    result,
+    results,
     out,
     bias,
     shared,
@@ -479,15 +479,21 @@ def multiply(
             # What this group stored before has left shared memory.
             tma.store_wait(0)
             room = staging.index(GROUP)
-            room.store(acc.to(result.dtype))
+            room.store(acc.to(out.dtype.element_ty))
             fence_async_shared()
-            block: gl.constexpr = result.block_shape
-            row = place[2] + GROUP * (BOX[0] - block[0])
-            plane = place[1] + GROUP * (BOX[1] - block[1])
-            image = place[4] + GROUP * (BOX[2] - block[2])
-            pixel = place[3] + GROUP * (BOX[3] - block[3])
-            room = room._reinterpret(result.dtype, block, result.layout)
-            tma.async_copy_shared_to_global(result, [row, plane, image, pixel, base + within], room)
+            BLOCK: gl.constexpr = results[0].block_shape
+            row = place[2] + GROUP * (BOX[0] - BLOCK[0])
+            plane = place[1] + GROUP * (BOX[1] - BLOCK[1])
+            image = place[4] + GROUP * (BOX[2] - BLOCK[2])
+            pixel = place[3] + GROUP * (BOX[3] - BLOCK[3])
+            room = room._reinterpret(results[0].dtype, BLOCK, results[0].layout)
+            to = [row, plane, image, pixel, base + within]
+            if len(VIEWS) == LOOPS:
+                tma.async_copy_shared_to_global(results[0], to, room)
+            else:
+                for at in gl.static_range(len(VIEWS)):
+                    if place[5] == at:
+                        tma.async_copy_shared_to_global(results[at], to, room)
         elif STORE == "turned":
             # Neighbouring pixels are neighbours in memory.
             LANES: gl.constexpr = min(32, HALF // PIECE)
@@ -601,7 +607,10 @@ def gather(
     a6,
     a7,
     weights,  # (channel, tap, channel)
-    result,  # (row, plane, image, pixel, channel)
+    result0,  # (row, plane, image, pixel, channel), of each phase
+    result1,
+    result2,
+    result3,
     out,
     bias,
     tiles,  # of channels, pixels, rows, planes and images
@@ -672,16 +681,17 @@ def gather(
     b_full = barriers(B_STAGES, 1)
     fence_async_shared()
     shared = (a_room, b_room, a_free, a_full, b_free, b_full)
+    results = (result0, result1, result2, result3)
     numbers = (total, blocks, subtiles, share_made, made, images, bias_stride)
     gl.warp_specialize(
         [
             (multiply, (
-                0, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
+                0, results, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
                 VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
                 INNER, MERGED, OUT_UNIT, PIECE, BIAS, ACCUMULATE, PROGRAMS,
             )),
             (multiply, (
-                1, result, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
+                1, results, out, bias, shared, staging, tiles, sizes, steps, numbers, out_strides, out_sizes,
                 VIEWS, LOOPS, OSTEP, BOX, ROWS, PARTS, MORE, DEPTH, COLUMNS, RESIDENT, ACROSS, STORE, STRIDE,
                 INNER, MERGED, OUT_UNIT, PIECE, BIAS, ACCUMULATE, PROGRAMS,
             )),

@@ -27,6 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from ..common import stride
+
 # Places of what `WALK` says, the constants of how a list goes over taps and pixels.
 KERNEL = tl.constexpr(0)  # of three axes
 STRIDE = tl.constexpr(3)
@@ -153,6 +155,7 @@ def copy_boxes(
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
     PAIRS: gl.constexpr,
+    TF32: gl.constexpr,
 ):
     """The warp that asks for copies."""
     _x_sizes, _y_sizes, _images, blocks, _units, _columns, _whole, total = sizes
@@ -176,11 +179,11 @@ def copy_boxes(
         first, f0, f1, f2 = taps_of(part * WALK[UNITS], blocks, WALK)
         f0 = f0 % WALK[STEP] + f0 // (WALK[STEP] * WALK[TAPS]) * WALK[STEP]
         q2 = box % n2
-        box = box // n2
-        q1 = box % n1
-        box = box // n1
-        q0 = box % n0
-        n = box // n0 * WALK[BOX + 2]
+        outer = box // n2
+        q1 = outer % n1
+        outer = outer // n1
+        q0 = outer % n0
+        n = outer // n0 * WALK[BOX + 2]
         pair = n // real_images
         n -= pair * real_images
         # Divisions take long, and this warp has to keep ahead of all others: what follows counts.
@@ -196,7 +199,11 @@ def copy_boxes(
             mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
             for half in gl.static_range(SPLIT):
                 of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
-                tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, y_channel + half * COLUMNS], bar, of_y)
+                c = y_channel + half * COLUMNS
+                if TF32:
+                    tma.async_copy_global_to_shared(y, [box, c, 0], bar, of_y)
+                else:
+                    tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, c], bar, of_y)
             block = first
             g0 = f0
             g1 = f1
@@ -229,6 +236,7 @@ def copy_boxes(
             turn = stage == STAGES
             stage = gl.where(turn, 0, stage)
             phase ^= gl.where(turn, 1, 0)
+            box += 1
             q2 += 1
             turn = q2 == n2
             q2 = gl.where(turn, 0, q2)
@@ -286,6 +294,46 @@ def products(
 
 
 @gluon.jit
+def products_in_tf32(
+    sums,
+    x_blocks,
+    y_block,
+    stage,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    WALK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    OPERAND: gl.constexpr,
+):
+    """The products of a box, finished. x goes through registers, where it is transposed and rounded.
+
+    Numbers of 32 bits are taken from shared memory only with pixels innermost.
+    """
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    PIXELS: gl.constexpr = WALK[BOX] * SIDE
+    UNIT: gl.constexpr = ROOM // 8
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    found = ()
+    before = sums[0]
+    before_x = y_block
+    for s in gl.static_range(COUNT):
+        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * 2
+        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
+        x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0)).load(OPERAND)
+        x = gl.where(x == x, (x.to(gl.int32, bitcast=True) + 0x1000).to(gl.float32, bitcast=True), x)
+        under_way = warpgroup_mma(x, y_block, sums[s], is_async=True)
+        if s > 0:
+            finished, _ = warpgroup_mma_wait(1, [before, before_x])
+            found = found + (finished,)
+        before = under_way
+        before_x = x
+    finished, _ = warpgroup_mma_wait(0, [before, before_x])
+    return found + (finished,)
+
+
+@gluon.jit
 def waited(sums, MOST: gl.constexpr):
     """Sums of which so many products may still be under way."""
     if len(sums) == 1:
@@ -312,13 +360,15 @@ def multiply(
     ROOM: gl.constexpr,
     STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
+    TF32: gl.constexpr,
 ):
     """A group of warps that multiplies: the taps that are its half of a tile's, or its half of the columns."""
     _x_sizes, _y_sizes, _images, _blocks, units, columns, _whole, total = sizes
     ALL: gl.constexpr = WALK[UNITS] * BLOCK // 64 * WALK[TAPS]
     FIRST: gl.constexpr = HALF * ((ALL + 1) // 2) if SPLIT == 1 else 0
     COUNT: gl.constexpr = ALL if SPLIT == 2 else (ALL // 2 if HALF else (ALL + 1) // 2)
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 8 if TF32 else 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 1)
     rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
     lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
     at, end = run_of(total)
@@ -332,16 +382,22 @@ def multiply(
         for step in range(many):
             mbarrier.wait(full.index(stage), phase)
             y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
-            sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
-            sums = waited(sums, COUNT)
-            # Products of the box before are done: its stage is free.
-            mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
+            if TF32:
+                y = y.permute((1, 0))
+                sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
+                mbarrier.arrive(empty.index(stage), count=1)
+            else:
+                sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
+                sums = waited(sums, COUNT)
+                # Products of the box before are done: its stage is free.
+                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
             stage += 1
             turn = stage == STAGES
             stage = gl.where(turn, 0, stage)
             phase ^= gl.where(turn, 1, 0)
-        sums = waited(sums, 0)
-        mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
+        if not TF32:
+            sums = waited(sums, 0)
+            mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
         parts_of_units = (units + WALK[UNITS] - 1) // WALK[UNITS]
         slot = gl.program_id(0) + (group * parts_of_units + part) * columns + column
         for s in gl.static_range(COUNT):
@@ -377,6 +433,7 @@ def weights_boxes(
     STAGES: gl.constexpr,
     PAIRS: gl.constexpr,  # of parts
     REGISTERS: gl.constexpr,  # of a thread that multiplies
+    TF32: gl.constexpr,  # whether numbers are f32, and y lies as `lay_boxes` left it
 ):
     """The sums of a run of the list, in slots."""
     PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
@@ -384,7 +441,8 @@ def weights_boxes(
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
     Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
-    y_blocks = gl.allocate_shared_memory(y.dtype, [STAGES * SPLIT, PIXELS, COLUMNS], Y_LAYOUT)
+    SHAPE: gl.constexpr = [STAGES * SPLIT, COLUMNS, PIXELS] if TF32 else [STAGES * SPLIT, PIXELS, COLUMNS]
+    y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
     x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -401,11 +459,11 @@ def weights_boxes(
     # fmt: off
     gl.warp_specialize([
         (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, TF32)),
         (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, TF32)),
         (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS)),
+                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS, TF32)),
     ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
     # fmt: on
 
@@ -435,10 +493,14 @@ def finish_weights(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,  # of a slot
     FOLD: tl.constexpr,  # taps of each axis that lie side by side as channels of x
+    GROUPED: tl.constexpr,
     ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
-    SLOTS: tl.constexpr,  # that are read at once
+    SLOTS: tl.constexpr,  # that are read side by side
+    MORE: tl.constexpr,  # times that many are on their way at once
+    UNIT: tl.constexpr,  # the axis of w whose stride is 1
+    LONG: tl.constexpr,  # whether numbers of the list by programs need 64 bits
     WIDE: tl.constexpr,
     ACCUMULATE: tl.constexpr,
 ):
@@ -447,51 +509,82 @@ def finish_weights(
     number = tl.program_id(0)
     lane = number % (COLUMNS // LANES) * LANES + tl.arange(0, LANES)
     number = number // (COLUMNS // LANES)
-    row = number % (64 // ROWS) * ROWS + tl.arange(0, ROWS)
+    first_row = number % (64 // ROWS) * ROWS
+    row = tl.arange(0, ROWS)
     number = number // (64 // ROWS)
     which = number % ALL
     tile = number // ALL
+    run = tile // columns
+    column = tile - run * columns
     many = (units + WALK[UNITS] - 1) // WALK[UNITS]
-    part = tile // columns % many
-    group = tile // columns // many
-    at = (group * whole).to(tl.int64)
+    group = run // many
+    part = run - group * many
     count = boxes(part, x_sizes, y_sizes, images, blocks, units, WALK)[0]
-    at += columns * (begin_of(part, starts) if WALK[SKIP] else count * part)
-    at += tile % columns * count
+    at = group * whole + columns * (begin_of(part, starts) if WALK[SKIP] else count * part) + column * count
+    if LONG:
+        at = at.to(tl.int64)
     first = ((at + 1) * runs - 1) // total
     last = tl.where(count > 0, ((at + count) * runs - 1) // total, first - 1)
+    slot = tl.arange(0, SLOTS)
+    from_parts = parts + ((first + tile) * ALL + which) * (64 * COLUMNS) + first_row * COLUMNS
+    from_parts += slot[:, None, None] * (ALL * 64 * COLUMNS) + row[None, :, None] * COLUMNS + lane[None, None, :]
     # Programs begin while the last sums are written, and wait here for the end of that.
     gdc_wait()
-    slot = tl.arange(0, SLOTS)
-    from_parts = parts + ((first + tile) * ALL + which) * (64 * COLUMNS)
-    from_parts += slot[:, None, None] * (ALL * 64 * COLUMNS) + row[None, :, None] * COLUMNS + lane[None, None, :]
     sums = tl.zeros([SLOTS, ROWS, LANES], tl.float32)
-    for begin in tl.range(0, (last - first + 1).to(tl.int32), SLOTS):
-        there = (begin + slot <= last - first)[:, None, None]
-        sums += tl.load(from_parts + begin * (ALL * 64 * COLUMNS), mask=there, other=0.0)
+    for begin in tl.range(0, (last - first + 1).to(tl.int32), SLOTS * MORE):
+        # All are asked for before any is added.
+        found = ()
+        for more in tl.static_range(MORE):
+            at_slot = begin + more * SLOTS
+            there = (at_slot + slot <= last - first)[:, None, None]
+            found = found + (tl.load(from_parts + at_slot * (ALL * 64 * COLUMNS), mask=there, other=0.0),)
+        for more in tl.static_range(MORE):
+            sums += found[more]
     acc = tl.sum(sums, 0)
-    unit = part * WALK[UNITS] + which // WALK[TAPS] * (64 // BLOCK) + row // BLOCK
+    unit = part * WALK[UNITS] + which // WALK[TAPS] * (64 // BLOCK)
+    if BLOCK == 64:
+        c = first_row + row
+    else:
+        unit = unit + (first_row + row) // BLOCK
+        c = (first_row + row) % BLOCK
     block, k0, k1, k2 = taps_of(unit, blocks, WALK)
     k0 += which % WALK[TAPS] * WALK[STEP]
     has = (unit < units) & (k0 < WALK[KERNEL])
-    c = group * x_group // ALIGN * ALIGN + block * BLOCK + row % BLOCK
-    folded = c // x_channels
-    if FOLD[0] * FOLD[1] * FOLD[2] > 1:
-        # Channels of x are taps by channels: there is one group.
-        k2 = k2 * FOLD[2] + folded % FOLD[2]
-        k1 = k1 * FOLD[1] + folded // FOLD[2] % FOLD[1]
-        k0 = k0 * FOLD[0] + folded // (FOLD[2] * FOLD[1])
-        has &= (folded < FOLD[0] * FOLD[1] * FOLD[2]) & (k0 < kernel[0]) & (k1 < kernel[1]) & (k2 < kernel[2])
-        g = c * 0
-    else:
+    c += block * BLOCK
+    q = column * COLUMNS + lane
+    if GROUPED:
+        c += group * x_group // ALIGN * ALIGN
+        q += group * y_group // ALIGN * ALIGN
+        has = has & (c >= group * x_group) & (c < tl.minimum((group + 1) * x_group, groups * x_channels))
+        real = (q >= group * y_group) & (q < tl.minimum((group + 1) * y_group, groups * y_channels))
         g = c // x_channels
-        has &= (c >= group * x_group) & (c < tl.minimum((group + 1) * x_group, groups * x_channels))
-    q = group * y_group // ALIGN * ALIGN + tile % columns * COLUMNS + lane
-    real = (q >= group * y_group) & (q < tl.minimum((group + 1) * y_group, groups * y_channels))
-    same = has[:, None] & real[None, :] & (g[:, None] == (q // y_channels)[None, :])
-    from_row = g.to(tl.int64) * out_strides[0] + (c % x_channels).to(tl.int64) * out_strides[2]
-    from_row += k0.to(tl.int64) * out_strides[3] + k1.to(tl.int64) * out_strides[4] + k2.to(tl.int64) * out_strides[5]
-    to = out + from_row[:, None] + ((q % y_channels).to(tl.int64) * out_strides[1])[None, :]
+        to_group = q // y_channels
+        same = has[:, None] & real[None, :] & (g[:, None] == to_group[None, :])
+        c -= g * x_channels
+        q -= to_group * y_channels
+    else:
+        g = 0
+        if FOLD[0] * FOLD[1] * FOLD[2] > 1:
+            folded = c // x_channels
+            c -= folded * x_channels
+            k2 = k2 * FOLD[2] + folded % FOLD[2]
+            k1 = k1 * FOLD[1] + folded // FOLD[2] % FOLD[1]
+            k0 = k0 * FOLD[0] + folded // (FOLD[2] * FOLD[1])
+            has = has & (folded < FOLD[0] * FOLD[1] * FOLD[2])
+            has = has & (k0 < kernel[0]) & (k1 < kernel[1]) & (k2 < kernel[2])
+        else:
+            has = has & (c < x_channels)
+        same = has[:, None] & (q < y_channels)[None, :]
+    if WIDE:
+        c = c.to(tl.int64)
+        q = q.to(tl.int64)
+        k0 = k0.to(tl.int64)
+        k1 = k1.to(tl.int64)
+        k2 = k2.to(tl.int64)
+    base = k0 * out_strides[3] + k1 * out_strides[4] + k2 * out_strides[5]
+    if GROUPED:
+        base += g * out_strides[0]
+    to = out + (base + c * stride(out_strides, 2, UNIT))[:, None] + (q * stride(out_strides, 1, UNIT))[None, :]
     if ACCUMULATE:
         acc += tl.load(to, mask=same, other=0.0).to(tl.float32)
     tl.store(to, acc.to(out.dtype.element_ty), mask=same)
@@ -502,40 +595,64 @@ def fold_taps(
     x,
     out,  # (n, axes, width)
     x_strides,  # n, channels, axes
-    x_sizes,
-    out_sizes,
-    step,  # of x from one pixel of the result to the next
-    dilation,
-    pad,
     images,
-    channels,
-    width,
+    X_SIZES: tl.constexpr,
+    OUT_SIZES: tl.constexpr,
+    STEPS: tl.constexpr,  # of x from one pixel of the result to the next
+    SPREAD: tl.constexpr,  # of taps
+    PADS: tl.constexpr,
     FOLD: tl.constexpr,
     SPLIT: tl.constexpr,  # parts in bf16 of numbers of f32; 1 leaves them as they are
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FLAT: tl.constexpr,  # whether taps along the last axis lie side by side with channels
+    PLAIN: tl.constexpr,  # whether nothing is folded, and every pixel is one of x
     PIXELS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
     number = tl.program_id(0)
-    column = number % (width // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    pixel = number // (width // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
-    outer = pixel // out_sizes[2]
-    i2 = (pixel - outer * out_sizes[2]) * step[2] - pad[2]
-    image = outer // out_sizes[1]
-    i1 = (outer - image * out_sizes[1]) * step[1] - pad[1]
-    n = image // out_sizes[0]
-    i0 = (image - n * out_sizes[0]) * step[0] - pad[0]
-    f = column // channels
-    c = column - f * channels
-    real = f < FOLD[0] * FOLD[1] * FOLD[2]
-    j2 = f % FOLD[2] * dilation[2]
-    j1 = f // FOLD[2] % FOLD[1] * dilation[1]
-    j0 = f // (FOLD[2] * FOLD[1]) * dilation[0]
-    has = (n < images)[:, None] & real[None, :]
-    has &= (i0[:, None] + j0[None, :] >= 0) & (i0[:, None] + j0[None, :] < x_sizes[0])
-    has &= (i1[:, None] + j1[None, :] >= 0) & (i1[:, None] + j1[None, :] < x_sizes[1])
-    has &= (i2[:, None] + j2[None, :] >= 0) & (i2[:, None] + j2[None, :] < x_sizes[2])
+    column = number % (WIDTH // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
+    pixel = number // (WIDTH // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
+    outer = pixel // OUT_SIZES[2]
+    i2 = pixel - outer * OUT_SIZES[2]
+    image = outer // OUT_SIZES[1]
+    i1 = outer - image * OUT_SIZES[1]
+    n = image // OUT_SIZES[0]
+    i0 = image - n * OUT_SIZES[0]
+    has = (n < images)[:, None] & (column < FOLD[0] * FOLD[1] * FOLD[2] * CHANNELS)[None, :]
+    if PLAIN:
+        c = column
+        j0 = column * 0
+        j1 = j0
+        j2 = j0
+    else:
+        i0 = i0 * STEPS[0] - PADS[0]
+        i1 = i1 * STEPS[1] - PADS[1]
+        i2 = i2 * STEPS[2] - PADS[2]
+        c = column % CHANNELS
+        f = column // CHANNELS
+        j2 = f % FOLD[2]
+        j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
+        j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
+        if FLAT:
+            # Pixels and channels along the last axis are one run of numbers.
+            c = column % (FOLD[2] * CHANNELS)
+            inside = (i2 * CHANNELS)[:, None] + c[None, :]
+            has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
+            j2 = j2 * 0
+        else:
+            j2 = j2 * SPREAD[2]
+            has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
+        if FOLD[1] > 1:
+            has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
+        else:
+            has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
+        if FOLD[0] > 1:
+            has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
+        else:
+            has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
     if WIDE:
         n = n.to(tl.int64)
         i0 = i0.to(tl.int64)
@@ -546,13 +663,54 @@ def fold_taps(
         j1 = j1.to(tl.int64)
         j2 = j2.to(tl.int64)
     rows = n * x_strides[0] + i0 * x_strides[2] + i1 * x_strides[3] + i2 * x_strides[4]
-    columns = c * x_strides[1] + j0 * x_strides[2] + j1 * x_strides[3] + j2 * x_strides[4]
+    columns = j0 * x_strides[2] + j1 * x_strides[3] + j2 * x_strides[4]
+    columns += c if FLAT else c * x_strides[1]
     found = tl.load(x + rows[:, None] + columns[None, :], mask=has, other=0.0)
-    to = out + pixel.to(tl.int64)[:, None] * width + column[None, :]
-    there = (n < images)[:, None] & (column < width)[None, :]
+    to = out + pixel.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    there = (n < images)[:, None]
     for part in tl.static_range(SPLIT):
         rounded = found.to(out.dtype.element_ty)
         tl.store(to, rounded, mask=there)
         if part + 1 < SPLIT:
             found -= rounded.to(tl.float32)
-            to += (images * out_sizes[0] * out_sizes[1] * out_sizes[2]).to(tl.int64) * width
+            to += images.to(tl.int64) * (OUT_SIZES[0] * OUT_SIZES[1] * OUT_SIZES[2] * WIDTH)
+
+
+@triton.jit
+def lay_boxes(
+    y,
+    out,  # (boxes, channels, pixels of a box)
+    y_strides,  # n, channels, axes
+    y_sizes,
+    counts,  # of boxes, by axis
+    images,
+    channels,
+    BOX_SIZES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """y of f32 in the order of boxes, pixels innermost, rounded to what tensor cores take."""
+    PIXELS: tl.constexpr = BOX_SIZES[0] * BOX_SIZES[1] * BOX_SIZES[2] * BOX_SIZES[3]
+    number = tl.program_id(0)
+    tiles = tl.cdiv(channels, CHANNELS)
+    c = number % tiles * CHANNELS + tl.arange(0, CHANNELS)
+    box = number // tiles
+    outer = box // counts[2]
+    i = tl.arange(0, PIXELS)
+    o2 = (box - outer * counts[2]) * BOX_SIZES[3] + i % BOX_SIZES[3]
+    n = outer // (counts[0] * counts[1]) * BOX_SIZES[2] + i // BOX_SIZES[3] % BOX_SIZES[2]
+    o1 = outer % counts[1] * BOX_SIZES[1] + i // (BOX_SIZES[3] * BOX_SIZES[2]) % BOX_SIZES[1]
+    o0 = outer // counts[1] % counts[0] * BOX_SIZES[0] + i // (BOX_SIZES[3] * BOX_SIZES[2] * BOX_SIZES[1])
+    has = (n < images) & (o0 < y_sizes[0]) & (o1 < y_sizes[1]) & (o2 < y_sizes[2])
+    if WIDE:
+        n = n.to(tl.int64)
+        o0 = o0.to(tl.int64)
+        o1 = o1.to(tl.int64)
+        o2 = o2.to(tl.int64)
+    rows = n * y_strides[0] + o0 * y_strides[2] + o1 * y_strides[3] + o2 * y_strides[4]
+    there = c < channels
+    found = tl.load(y + rows[:, None] + (c * y_strides[1])[None, :], mask=has[:, None] & there[None, :], other=0.0)
+    rounded = ((found.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
+    found = tl.where(found == found, rounded, found)
+    to = out + (box.to(tl.int64) * channels + c)[:, None] * PIXELS + i[None, :]
+    tl.store(to, tl.trans(found), mask=there[:, None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import ceil, log2, prod
+from math import ceil, prod
 
 from ....dtypes import DTYPES
 from ....spec.problem import Problem
@@ -14,34 +14,39 @@ from .ways import Way
 
 LAUNCH = 3e-6  # seconds that a launch takes by itself
 MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
-CACHE_BYTES = 48  # that a multiprocessor gets from the second cache in a cycle
+CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
-SPREAD = 0.006  # of a block, for each doubling of the images that it comes from
-THIN = 1.04  # of a block, where few are on their way
-TILE = 700  # cycles of a tile besides its sum
-STORED_BYTES = 64  # of results, in a cycle
+TALL = 1.03  # of a block, where a box of more than 128 positions comes for every tap
+THIN = {2: 1.25, 3: 1.12, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
+TILE = 600  # cycles of a tile besides its sum
+STORED_BYTES = {"copy": 64, "rows": 20, "turned": 20}  # of results, in a cycle, by how they are stored
+PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 
 
-def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target) -> float:
+def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store: str) -> float:
     """The time that a candidate is expected to take: of the program with most to do, or of memory."""
     blocks = ceil(way.window(p) / shape.depth)
     costs = [blocks * _box_cycles(way, shape, box, view, target) for view in way.views]
-    # Where neighbouring columns are no neighbours in memory, pixels may be; memory comes in pieces of 32 bytes.
-    stored = shape.results * DTYPES[p.out_dtype].size / STORED_BYTES
-    if p.strides(p.wanted)[2] not in (0, 1):
-        stored *= max(1.0, 32 / (box.size[3] * DTYPES[p.out_dtype].size))
+    item = DTYPES[p.out_dtype].size
+    stored = shape.results * item / STORED_BYTES.get(store, PLAIN_BYTES * item)
+    if store == "turned" or (store == "plain" and way.inner):  # memory comes in pieces of 32 bytes
+        stored *= max(1.0, 32 / (box.size[3] * item * max(way.inner, 1)))
     tile = TILE + stored
-    cycles = START + _longest(p, way, shape, box, target.multiprocessors, (costs, tile))
+    columns = way.column_tiles(p, shape.columns) if box.resident else 1
+    programs = target.multiprocessors // columns * columns
+    cycles = START + _longest(p, way, shape, box, programs, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:
         given = p.size("x" if p.wanted == "y" else "y")
         moved += 2 * given
         before = copy_seconds(target, 10 * given) + LAUNCH
-    return max(cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)) + LAUNCH + before
+    compute, memory = cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)
+    # Of equals, the better one has less to compute.
+    return max(compute, memory) + LAUNCH + before + compute / 100
 
 
 def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) -> float:
@@ -55,8 +60,10 @@ def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) ->
     loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
     copies = loads * item / CACHE_BYTES
     # Few blocks in flight wait for memory now and then.
-    thin = THIN if not box.resident and box.b_stages < 4 else 1.0
-    return (max(products, copies) * thin + min(products, copies) * OVERLAP + STEP) * (1 + SPREAD * log2(box.size[2]))
+    waiting = min(box.a_stages * rows, box.a_stages * rows if box.resident else box.b_stages)
+    thin = THIN.get(waiting, 1.0)
+    tall = TALL if rows == 1 and 2 * shape.half > 128 else 1.0
+    return max(products, copies) * thin * tall + min(products, copies) * OVERLAP + STEP
 
 
 def _longest(p: Problem, way: Way, shape: Shape, box: Box, programs: int, costs: tuple[list[float], float]) -> float:

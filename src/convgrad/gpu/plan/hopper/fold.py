@@ -13,14 +13,15 @@ from ....spec.problem import Ints, Problem, extent, settle
 
 def folded(p: Problem) -> Problem | None:
     """The same problem with the pixels of a window as channels, and its rows as planes; None if they cannot be."""
-    if p.wanted != "y" or p.g > 1 or p.rank > 2 or any(p.pad) or p.dilation[-1] > 1 or p.w[-1] == 1:
+    if p.wanted != "y" or p.g > 1 or p.rank > 2 or any(p.pad) or max(p.w) == 1:
         return None
     axes = zip(p.x, p.y, p.w, p.stride, p.dilation, strict=True)
     inside = all((y - 1) * s + extent(k, d) <= x for x, y, k, s, d in axes)
     x_pixel, w_pixel = p.x_strides[-1], p.w_strides[-1]
     x_channel = p.x_strides[2] if p.cx > 1 else x_pixel
     w_channel = p.w_strides[2] if p.cx > 1 else w_pixel
-    if not inside or x_channel != 1 or x_pixel != p.cx or w_pixel != p.cx * w_channel:
+    beside = p.w[-1] == 1 or (p.dilation[-1] == 1 and x_pixel == p.cx and w_pixel == p.cx * w_channel)
+    if not inside or x_channel != 1 or not beside:
         return None
 
     def rows(*values: int) -> Ints:

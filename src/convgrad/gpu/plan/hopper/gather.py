@@ -16,9 +16,9 @@ from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .fold import folded
-from .launches import Candidate, settle
+from .launches import Candidate, settle, stored
 from .tensors import Operands, input_parts, seen
-from .views import space
+from .views import Space, space
 from .ways import Way, ways
 
 SPARE = 2048  # bytes of shared memory for barriers
@@ -45,7 +45,7 @@ def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
     given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if operands.parts == 1 and isinstance(given, str):
         return given
-    found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, way, target)]
+    found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, s, way, target)]
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
@@ -87,13 +87,14 @@ def _follows(p: Problem) -> bool:
     return count == 1 or group == count * channel
 
 
-def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
+def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candidate]:
     """Boxes and shapes for a way, each with its time."""
     summed = way.window(p)
     item = way.operands.item
     for shape in shapes(item, way.columns, summed):
-        room = target.shared - SPARE - shape.results * 2
         blocks = ceil(summed / shape.depth)
+        store = stored(p, s, way, shape.columns)
+        room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
         for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
@@ -104,4 +105,4 @@ def candidates(p: Problem, way: Way, target: Target) -> Iterator[Candidate]:
             )
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
-                    yield Candidate(seconds(p, way, shape, fitted, target), way, shape, fitted, tiles)
+                    yield Candidate(seconds(p, way, shape, fitted, target, store), way, shape, fitted, tiles)

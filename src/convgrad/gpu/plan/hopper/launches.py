@@ -17,6 +17,7 @@ from .views import Space, arranged_strides
 from .ways import Way, meeting
 
 SOURCES = 8  # descriptors of the input that the kernel takes
+RESULTS = 4  # those of the results
 PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
 
 
@@ -46,7 +47,7 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
     if way.operands.parts > 1:
         launches = (split_launch(p, s), *launches)
         areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
-    store = stored(p, s, best)
+    store = stored(p, s, way, shape.columns)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
         f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
@@ -70,18 +71,24 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
     return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
 
 
-def stored(p: Problem, s: Space, best: Candidate) -> str:
-    """How results are stored: by the copy engine, by rows of channels, or as the matrix units leave them."""
-    way = best.way
+def result_strides(p: Problem, s: Space) -> Ints:
+    """Strides of the result: those of its channels go on from group to group."""
+    of = arranged_strides(p, p.wanted, s.order)
+    return (*of[:2], of[1], *of[3:]) if p.g > 1 and channels(p)[1] == 1 else of
+
+
+def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
+    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
     if DTYPES[p.out_dtype].size != 2 or p.accumulate:
         return "plain"
     # Copies write whole tiles of what lies side by side.
-    dense = way.groups == p.g or way.columns % best.shape.columns == 0
+    dense = way.groups == p.g or way.columns % columns == 0
     steady = p.wanted == "y" or prod(s.stride) == 1
-    if dense and steady and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
+    few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
+    if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
-    of = arranged_strides(p, p.wanted, s.order)
+    of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
@@ -103,9 +110,21 @@ def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     return (*inputs, *inputs[:1] * (SOURCES - len(inputs)))
 
 
+def results_of(p: Problem, s: Space, best: Candidate, store: str) -> tuple[Descriptor, ...]:
+    """Halves of boxes of the results for all phases, if the copy engine stores them."""
+    if store != "copy":
+        return inputs_of(p, s, best)[:1] * RESULTS
+    made = seen(p, p.wanted, s.made, s.order)
+    assert isinstance(made, Seen)
+    box = (*half(best.box.size), best.shape.columns)
+    phases = [view.phase for view in best.way.views] if p.wanted == "x" else [(0, 0, 0)]
+    found = tuple(made.descriptor(box, phase, s.stride if p.wanted == "x" else (1, 1, 1)) for phase in phases)
+    return found + found[:1] * (RESULTS - len(found))
+
+
 def is_merged(p: Problem, s: Space, way: Way) -> bool:
     """Whether the pixels of x within a stride lie side by side with their channels, and all of them are inside."""
-    of = arranged_strides(p, p.wanted, s.order)
+    of = result_strides(p, s)
     return way.inner > 0 and of[2] in (0, 1) and of[LAST] == way.inner and s.made[2] % s.stride[2] == 0
 
 
@@ -113,12 +132,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
     """The launch that takes the sums."""
     way, shape, box = best.way, best.shape, best.box
     inputs = inputs_of(p, s, best)
-    result = inputs[0]
-    if store == "copy":
-        made = seen(p, p.wanted, s.made, s.order)
-        assert isinstance(made, Seen)
-        result = made.descriptor((*half(box.size), shape.columns))
-    out_strides = arranged_strides(p, p.wanted, s.order)
+    out_strides = result_strides(p, s)
     unit = 2 if out_strides[2] == 1 else LAST if out_strides[LAST] == 1 else -1
     programs = min(prod(best.tiles), target.multiprocessors)
     if box.resident:
@@ -167,7 +181,11 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
     )
     out = (p.wanted, p.out_dtype)
     tensors = (out, ("bias", p.dtype) if p.bias_stride is not None else out)
-    descriptors = (*inputs, weights.descriptor(way.operands.dtype, shape.columns, shape.depth), result)
+    descriptors = (
+        *inputs,
+        weights.descriptor(way.operands.dtype, shape.columns, shape.depth),
+        *results_of(p, s, best, store),
+    )
     return Launch("gather", programs, tensors, values, constants, 4, 1, "hopper.gather", descriptors)
 
 

@@ -84,8 +84,8 @@ def views(s: Space, back: bool) -> tuple[View, ...]:
     for phase in product(*(range(step) for step in s.stride)):
         taps = [_axis_taps(s, axis, r, back) for axis, r in enumerate(phase)]
         tap, count, first = (tuple(values) for values in zip(*taps, strict=True))
-        seen = back or all(r < size for r, size in zip(phase, s.given, strict=True))
-        if (back and all(r < size for r, size in zip(phase, s.made, strict=True))) or (seen and prod(count)):
+        inside = all(r < size for r, size in zip(phase, s.made if back else s.given, strict=True))
+        if inside and (back or prod(count)):
             found.append(View(0, 0, phase, tap, count, first))
     return tuple(sorted(found, key=lambda view: -prod(view.taps)))
 

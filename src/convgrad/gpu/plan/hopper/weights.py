@@ -35,11 +35,24 @@ STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 MOST_PARTS = 96  # of the units, where each has boxes of its own
-CACHE_BYTES = 30  # of blocks that a multiprocessor gets in a cycle
+CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
 STAGE = 24  # cycles of a stage besides
-PROGRAM = 2e-6  # seconds before the first products
-SLOT = 1.2e-6  # seconds that it takes to write a tile's sums
-FINISH = 3e-6  # seconds of adding slots, besides their bytes
+PROGRAM = 4e-6  # seconds before the first products
+STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
+FINISH = 5e-6  # seconds of adding slots, besides their bytes
+SLOT_SHARE = 1.6  # of the memory's rate, at which slots are written and read: they stay in the second cache
+
+
+class Laying(NamedTuple):
+    """A launch that lays a tensor anew, and the bytes that it writes."""
+
+    launch: Launch
+    size: int
+
+    @property
+    def area(self) -> tuple[str, int]:
+        """What it fills."""
+        return self.launch.tensors[1][0], self.size
 
 
 class Side(NamedTuple):
@@ -82,9 +95,11 @@ class View(NamedTuple):
     y: Side
     images: int  # of all pairs of parts
     pairs: int  # of parts of numbers of f32
+    item: int  # bytes of an element that is multiplied: 4 of tf32
     groups: int
     taps: Taps
     w: Result
+    order: Ints = (0, 1, 2)  # of the problem's axes
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
@@ -92,7 +107,7 @@ class View(NamedTuple):
         strides = (*w.strides[:3], *_ordered(w.strides[3:], order))
         made = Result(strides, w.channels, _ordered(w.kernel, order), _ordered(w.fold, order))
         taps = Taps(*(_ordered(values, order) for values in self.taps))
-        return self._replace(x=self.x.ordered(order), y=self.y.ordered(order), taps=taps, w=made)
+        return self._replace(x=self.x.ordered(order), y=self.y.ordered(order), taps=taps, w=made, order=order)
 
 
 def _ordered(values: Ints, order: Ints) -> Ints:
@@ -203,12 +218,18 @@ class Cut:
             return (0, 0)
         return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
 
+    @property
+    def grid(self) -> int:
+        """Boxes of some images."""
+        return prod(ceil(size / side) for size, side in zip(self.view.y.sizes, self.sides, strict=True))
+
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
-        counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self._sides, strict=True)]
+        counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self.sides, strict=True)]
         return prod(counts) * ceil(self.view.images / self.box[2])
 
     @property
-    def _sides(self) -> Ints:
+    def sides(self) -> Ints:
+        """Pixels of a box along the three axes."""
         return (self.box[0], self.box[1], self.box[3])
 
     def _spans(self, part: int) -> list[tuple[int, int]]:
@@ -267,8 +288,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return found
     best, time = None, 0.0
     for view, before in found:
-        laid = sum(lay_seconds(launch, target) for launch in before)
-        for cut in cuts(view, 2, target):
+        laid = sum(lay_seconds(laying, target) for laying in before)
+        for cut in cuts(view, view.item, target):
             expected = seconds(p, cut, target)
             if expected and (best is None or expected + laid < time):
                 best, time = (cut, before), expected + laid
@@ -277,15 +298,13 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     return settle(p, target, *best, time)
 
 
-def settle(p: Problem, target: Target, cut: Cut, before: tuple[Launch, ...], time: float) -> Plan:
+def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
     programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
-    launches = (
-        *before,
-        _sums("bf16" if p.dtype == "f32" else p.dtype, target, cut, programs),
-        _finish(p, cut, programs),
-    )
-    areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(_area(launch) for launch in before))
+    if cut.item == 4:
+        before = (_lay_boxes(p, cut),)
+    launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
+    areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
     told = "x".join(map(str, cut.box))
     why = [
@@ -299,7 +318,7 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Launch, ...], tim
         why.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
-    precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else ""
+    precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
     return Plan("weights_boxes", does, launches, areas, time, tuple(why), precision, size, programs)
 
 
@@ -312,7 +331,7 @@ def _slot_bytes(cut: Cut) -> int:
     return cut.sums * 64 * cut.columns * cut.split * 4
 
 
-def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] | str:
+def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] | str:
     """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
     axes = three(p)
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
@@ -320,7 +339,7 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] |
         return "sizes go beyond 31 bits"
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
-    before: list[Launch] = []
+    before: list[Laying] = []
     for role, channels in (("x", p.cx), ("y", p.cy)):
         side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
         if parts > 1 and not isinstance(side, str):
@@ -329,14 +348,26 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Launch, ...]]] |
     x, y = sides["x"], sides["y"]
     if isinstance(y, str):
         return y
-    found: list[tuple[View, tuple[Launch, ...]]] = []
+    found: list[tuple[View, tuple[Laying, ...]]] = []
     direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
         found.append((direct, tuple(before)))
     few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
     if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]))
+    in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
+    if not isinstance(in_tf32, str):
+        found.append((in_tf32, ()))
     return found or str(direct)
+
+
+def _in_tf32(p: Problem) -> View | str:
+    """The problem with numbers of f32 as they are: x where it lies, y laid in the order of boxes."""
+    x = _as_it_is(p, "x", p.cx)
+    if isinstance(x, str):
+        return x
+    y = _in_parts(p, "y", p.cy)
+    return y if isinstance(y, str) else look(p, x, y, 1, 4)
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
@@ -368,7 +399,7 @@ def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
     return Side(LAID[role], channels, sizes, steps)
 
 
-def look(p: Problem, x: Side, y: Side, pairs: int) -> View | str:
+def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
     """The problem as it is, or why the copy engine cannot read x."""
     axes = three(p)
     sizes, steps, stride = list(x.sizes), list(x.strides), list(axes.stride)
@@ -382,9 +413,10 @@ def look(p: Problem, x: Side, y: Side, pairs: int) -> View | str:
             stride[axis] = 1
     taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
     seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
-    view = View(seen, y, pairs * p.n, pairs, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    view = View(seen, y, pairs * p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
+    view = _merged(view) if item == 2 else view
     return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
 
 
@@ -412,7 +444,32 @@ def _unfolded(view: View, axis: int) -> View:
     )
 
 
-def folded(p: Problem, y: Side, pairs: int, before: tuple[Launch, ...]) -> list[tuple[View, tuple[Launch, ...]]]:
+def _merged(view: View) -> View:
+    """Axes that have one tap, and images, are one long axis where they lie in memory so: boxes of it waste nothing."""
+    taps = view.taps
+    single = [a for a in range(3) if (taps.kernel[a], taps.stride[a], taps.pad[a]) == (1, 1, 0)]
+    single = [a for a in single if view.x.sizes[a] == view.y.sizes[a] > 1]
+    sides = [[list(side.sizes), list(side.strides)] for side in (view.x, view.y)]
+    for at, outer in enumerate(single):
+        for inner in single[at + 1 :]:
+            if all(steps[outer] == steps[inner] * sizes[inner] and sizes[outer] > 1 for sizes, steps in sides):
+                for sizes, _ in sides:
+                    sizes[inner], sizes[outer] = sizes[inner] * sizes[outer], 1
+                break
+    images = view.images
+    for inner in single if view.pairs == 1 else []:
+        if images > 1 and all(steps[3] == steps[inner] * sizes[inner] for sizes, steps in sides):
+            for sizes, _ in sides:
+                sizes[inner] *= images
+            images = 1
+    x, y = (
+        side._replace(sizes=tuple(sizes), strides=tuple(steps))
+        for side, (sizes, steps) in zip((view.x, view.y), sides, strict=True)
+    )
+    return view._replace(x=x, y=y, images=images)
+
+
+def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
     rows = [axes.w[first]]
@@ -425,55 +482,49 @@ def folded(p: Problem, y: Side, pairs: int, before: tuple[Launch, ...]) -> list[
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
         x = _laid(p, "x", sizes, prod(fold) * p.cx)
-        launch = _lay(p, "x", x, fold, _PARTS[pairs])
+        laying = _lay(p, "x", x, fold, _PARTS[pairs])
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = View(x, y, pairs * p.n, pairs, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold))
-        fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and _area(launch)[1] <= MOST_WORKSPACE
+        view = _merged(View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
+        fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
-            found.append((view, (launch, *before)))
+            found.append((view, (laying, *before)))
     return found
 
 
-def _area(launch: Launch) -> tuple[str, int]:
-    """The area that a launch fills."""
-    values, constants = dict(launch.values), dict(launch.constants)
-    sizes, images, width = values["out_sizes"], values["images"], values["width"]
-    assert isinstance(sizes, tuple)
-    assert isinstance(images, int)
-    assert isinstance(width, int)
-    return launch.tensors[1][0], images * prod(sizes) * width * constants["SPLIT"] * 2
-
-
-def lay_seconds(launch: Launch, target: Target) -> float:
+def lay_seconds(laying: Laying, target: Target) -> float:
     """The time that it takes to lay a tensor anew."""
-    size = _area(launch)[1]
+    launch, size = laying
     plain = prod(launch.constant("FOLD")) == 1
     read = size * (1 if launch.constant("SPLIT") == 1 else 0.7) if plain else 0.2 * size
-    instructions = size / 2 * (6 if plain else 20) / (128 * target.multiprocessors * target.clock * 1e9)
+    instructions = size / 2 * (6 if plain else 12) / (128 * target.multiprocessors * target.clock * 1e9)
     return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Launch:
+def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
     axes, of = three(p), strides(p, role)
     plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
     width = side.strides[2]
     columns = min(64, width & -width)
-    pixels = 2048 // columns
+    pixels = (2048 if columns == 64 else 8192) // columns
     step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
+    channels = side.channels // prod(fold)
+    flat = step == 1 and (plain or (axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)))
     values: Values = (
         ("x_strides", (of[0], step, *of[3:])),
-        ("x_sizes", axes.sizes(role)),
-        ("out_sizes", side.sizes),
-        ("step", (1, 1, 1) if plain else axes.stride),
-        ("dilation", axes.dilation),
-        ("pad", (0, 0, 0) if plain else axes.pad),
         ("images", p.n),
-        ("channels", side.channels // prod(fold)),
-        ("width", width),
     )
     constants: Constants = (
+        ("X_SIZES", axes.sizes(role)),
+        ("OUT_SIZES", side.sizes),
+        ("STEPS", (1, 1, 1) if plain else axes.stride),
+        ("SPREAD", axes.dilation),
+        ("PADS", (0, 0, 0) if plain else axes.pad),
         ("FOLD", fold),
         ("SPLIT", parts),
+        ("CHANNELS", channels),
+        ("WIDTH", width),
+        ("FLAT", flat),
+        ("PLAIN", plain),
         ("PIXELS", pixels),
         ("COLUMNS", columns),
         ("WIDE", is_wide(p)),
@@ -481,7 +532,29 @@ def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Launch:
     count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
     kind = "bf16" if p.dtype == "f32" else p.dtype
     tensors = ((role, p.dtype), (LAID[role], kind))
-    return Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
+    launch = Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
+    return Laying(launch, p.n * prod(side.sizes) * width * parts * 2)
+
+
+def _lay_boxes(p: Problem, cut: Cut) -> Laying:
+    """y in the order of boxes, for products in tf32."""
+    y, of = cut.view.y, strides(p, "y")
+    channels = p.g * p.cy
+    counts = tuple(ceil(size / side) for size, side in zip(y.sizes, cut.sides, strict=True))
+    boxes = prod(counts) * ceil(p.n / cut.box[2])
+    tile = min(64, max(16, 1 << (channels - 1).bit_length()))
+    step = of[2] if p.cy > 1 else of[1] if p.g > 1 else 1
+    values: Values = (
+        ("y_strides", (of[0], step, *_ordered(of[3:], cut.view.order))),
+        ("y_sizes", y.sizes),
+        ("counts", counts),
+        ("images", p.n),
+        ("channels", channels),
+    )
+    constants: Constants = (("BOX_SIZES", cut.box), ("CHANNELS", tile), ("WIDE", is_wide(p)))
+    tensors = (("y", p.dtype), (LAID["y"], p.dtype))
+    launch = Launch("lay_boxes", boxes * ceil(channels / tile), tensors, values, constants, 4, 1, "hopper.weights")
+    return Laying(launch, boxes * channels * cut.pixels * 4)
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
@@ -493,7 +566,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                if skip and (item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -537,7 +610,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
     sizes = (view.y.sizes[0], view.y.sizes[1], view.images, view.y.sizes[2])
     stride = (view.taps.stride[0], view.taps.stride[1], 1, view.taps.stride[2])
     found = []
-    for pixels in (64, 32):
+    for pixels in (64, 32) if view.item == 2 else (32,):
         for box in _four(pixels):
             if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
                 continue
@@ -550,7 +623,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
             covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
             halo = 1 + 0.25 * (taps - 1) * shift / box[0]
             # Of boxes alike, the one whose pixels lie closest together.
-            found.append((covered * halo * (1.0 if pixels == 64 else 1.06), -box[3], -box[1], box))
+            found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
     best = [box for *_, box in found[:2]]
     if skip and taps == 1:
@@ -574,12 +647,12 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     x_width = _width(view.x.channels * joined, blocks, item)
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
-    for block in (64, 32, 16):
-        if block < 64 and x_width > block:
+    for block in (64, 32, 16) if item == 2 else (32,):
+        if item == 2 and block < 64 and x_width > block:
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
-            if columns > most:
+            if columns > most or (item == 4 and columns > 128):
                 continue
             for split in (1, 2):
                 if split == 2 and columns * 2 > most:
@@ -606,35 +679,43 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
         return 0.0
     # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
     # 128 bytes a cycle at best.
-    one = max(cut.columns / 2, 20 + cut.columns / 3.2) * 4096 / target.matrix
+    one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
+    if cut.item == 4:
+        # Half as deep a product takes as long, x comes through registers, and products wait for each other.
+        one = 2 * (16 + cut.columns / 2) * 1.15
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
     compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     few = _stages(cut, target)
-    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.2
+    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
     met = min(each, 1 + cut.tiles / programs)
-    found = each * stage / (target.clock * 1e9) + PROGRAM + met * SLOT
+    found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
     found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
-    return found + FINISH + moved / (target.bandwidth * 1e9 * 1.2)
+    return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
 
 
-def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
+def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     view, item = cut.view, cut.item
-    parts = _PARTS[view.pairs]
-    images = view.images // view.pairs * parts
-    x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
-    y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
-    x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
-    y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
-    steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
-    x_swizzle, y_swizzle = min(128, cut.block * item), min(128, cut.columns * item)
+    kind = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
+    images = view.images // view.pairs * _PARTS[view.pairs]
     more = cut.halo & -cut.halo or 1
+    y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
+    y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
+    y_block, y_swizzle = (*cut.box, cut.columns), min(128, cut.columns * item)
+    if item == 4:
+        channels = view.groups * view.y.channels
+        y_shape = (ceil(view.images / cut.box[2]) * cut.grid, channels, cut.pixels)
+        y_strides, y_block, y_swizzle = (channels * cut.pixels, cut.pixels, 1), (1, cut.columns, cut.pixels), 128
+    x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
+    x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
+    steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
+    x_swizzle = min(128, cut.block * item)
     descriptors = (
-        Descriptor(view.y.tensor, kind, y_shape, y_strides, (*cut.box, cut.columns), y_swizzle),
+        Descriptor(view.y.tensor, kind, y_shape, y_strides, y_block, y_swizzle),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
     )
@@ -649,7 +730,8 @@ def _sums(kind: str, target: Target, cut: Cut, programs: int) -> Launch:
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
         ("PAIRS", view.pairs),
-        ("REGISTERS", 232 if cut.registers > 160 else 216),
+        ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
+        ("TF32", item == 4),
     )
     tensors = ((PARTS, "f32"),)
     return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
@@ -676,8 +758,18 @@ def _list(cut: Cut) -> Values:
 def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
     view, columns = cut.view, cut.columns * cut.split
     per_tile = programs / cut.tiles + 1
-    rows, lanes, at_once = (16, 16, 16) if per_tile > 8 else (32, 16, 8) if per_tile > 4 else (32, 32, 4)
+    # Rows and lanes of a program, slots side by side and after each other, and warps: enough to be under way at once.
+    shapes = (
+        (64, (16, 16, 64, 1, 16)),
+        (16, (16, 16, 32, 1, 8)),
+        (8, (16, 16, 16, 1, 4)),
+        (4, (32, 16, 1, 8, 4)),
+        (0, (64, 32, 1, 4, 4)),
+    )
+    rows, lanes, beside, after, warps = next(shape for least, shape in shapes if per_tile > least)
     lanes = min(lanes, columns)
+    of_w = view.w.strides
+    unit = 2 if of_w[2] == 1 else 1 if of_w[1] == 1 else -1
     values: Values = (
         *_list(cut),
         ("runs", programs),
@@ -692,13 +784,17 @@ def _finish(p: Problem, cut: Cut, programs: int) -> Launch:
         ("BLOCK", cut.block),
         ("COLUMNS", columns),
         ("FOLD", view.w.fold),
+        ("GROUPED", view.groups > 1),
         ("ALIGN", ALIGN // cut.item),
         ("ROWS", rows),
         ("LANES", lanes),
-        ("SLOTS", at_once),
+        ("SLOTS", beside),
+        ("MORE", after),
+        ("UNIT", unit),
+        ("LONG", cut.whole * cut.group_blocks * programs >= 2**31),
         ("WIDE", is_wide(p)),
         ("ACCUMULATE", p.accumulate),
     )
     count = cut.tiles * cut.sums * (64 // rows) * (columns // lanes)
     tensors = ((PARTS, "f32"), ("w", p.out_dtype))
-    return Launch("finish_weights", count, tensors, values, constants, 4, 1, "hopper.weights", early=True)
+    return Launch("finish_weights", count, tensors, values, constants, warps, 1, "hopper.weights", early=True)

@@ -1,0 +1,207 @@
+"""What the kernels of `kernels/hopper/gather.py` do, in NumPy: they run on Hopper alone; no interpreter knows them.
+
+It follows the launches of a plan, not the planner: which taps a tile needs, boxes with zeros outside, rows by which
+taps are shifted, parts, stages, and where results go. Tensors and areas are flat memory.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from boxes import copy, numbers, seen
+
+SOURCE, CHANNEL, PHASE, TAP, TAPS, FIRST = 0, 1, 2, 5, 8, 11  # where a view has its entries
+
+
+def parts_of(values: np.ndarray, count: int) -> list[np.ndarray]:
+    found = []
+    for _ in range(count):
+        found.append(values if count == 1 else values.astype(ml_dtypes.bfloat16).astype(float))
+        values = values - found[-1]
+    return found
+
+
+def split(launch: Any, given: np.ndarray) -> np.ndarray:
+    """The input in three parts, each with its channels side by side."""
+    n = numbers(launch)
+    images = launch.programs // (-(-prod(n.sizes) // n.PIXELS) * -(-n.made // n.CHANNELS))
+    found = np.zeros((images, *n.sizes, n.made))
+    for image, *at, c in np.ndindex(images, *n.sizes, n.all_channels):
+        place = (image, c // n.group_channels, c % n.group_channels, *at)
+        found[(image, *at, c)] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
+    assert found.size == n.part_stride
+    return np.concatenate([part.reshape(-1) for part in parts_of(found, 3)])
+
+
+def pack(launch: Any, w: np.ndarray) -> np.ndarray:
+    """Weights by rows of all column tiles, taps and channels."""
+    n = numbers(launch)
+    taps = prod(n.taps)
+    rows = launch.programs * n.ROWS * n.DEPTH // (taps * n.depth)
+    found = np.zeros((rows, n.PARTS, taps, n.depth))
+    for row, tap, k in np.ndindex(rows, taps, n.depth):
+        tile, j = divmod(row, n.columns)
+        share, j = tile // n.subtiles, tile % n.subtiles * n.columns + j
+        at = np.unravel_index(tap, n.taps)
+        if n.INNER:
+            inside = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else (0, 0, 0)
+            far = [b + i - t * s for b, i, t, s in zip(n.shift, inside, at, n.STRIDE, strict=True)]
+            if j >= n.made or any(m < 0 or m % d for m, d in zip(far, n.DILATION, strict=True)):
+                continue
+            at, group, c = [m // d for m, d in zip(far, n.DILATION, strict=True)], 0, j % n.INNER
+            if any(m >= size for m, size in zip(at, n.kernel, strict=True)):
+                continue
+        else:
+            channel = share * n.share_made + j
+            if j >= n.share_made or channel >= n.made:
+                continue
+            group, c = divmod(channel, n.group_made)
+        summed = share * n.window // 8 * 8 + k
+        if summed // n.group_summed == group:
+            place = (group, c, summed % n.group_summed, *at)
+            value = w[sum(i * s for i, s in zip(place, n.strides, strict=True))]
+            found[row, :, tap, k] = parts_of(np.array(value), n.PARTS)
+    return found.reshape(-1)
+
+
+def needed(n: Any, view: Any, first: tuple[int, ...], rows: int) -> list[range]:
+    """The taps of a view that a tile needs, on each axis."""
+    found = []
+    for axis, extent in enumerate((n.BOX[1], n.BOX[0], n.BOX[3])):
+        taps = range(view[TAPS + axis])
+        if not n.RESIDENT:
+            starts = [first[axis] + view[FIRST + axis] + tap * n.OSTEP[axis] for tap in taps]
+            count = min(extent, n.steps[axis] - first[axis])
+            live = [tap for tap in taps if starts[tap] < n.sizes[axis] and starts[tap] + count > 0]
+            taps = range(live[0], live[-1] + 1) if live else range(0)
+            assert list(taps) == live, "taps that reach something follow each other"
+        found.append(range(-(-view[TAPS + 1] // rows)) if axis == 1 and n.ROWS > 1 else taps)
+    return found
+
+
+def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.ndarray, Any]:
+    """The sums of a tile, and where it is: its columns' tile, planes, rows and pixels, image and view."""
+    n = numbers(launch)
+    *inputs, weights = launch.descriptors[:9]
+    tile, place = number, []
+    for size in n.tiles:
+        tile, at = divmod(tile, size)
+        place.append(at)
+    column, p2, p1, p0, image = (
+        at * by for at, by in zip(place, (1, n.BOX[3], n.BOX[0], n.BOX[1], n.BOX[2]), strict=True)
+    )
+    acc, uses = np.zeros((prod(n.BOX), n.COLUMNS)), 0
+    row = prod(n.BOX[1:])
+    for view in n.VIEWS if n.LOOPS > 1 else n.VIEWS[tile : tile + 1]:
+        rows = n.ROWS if len(n.VIEWS) == 1 else max(min(n.ROWS, view[TAPS + 1]), 1)
+        planes, chains, pixels = needed(n, view, (p0, p1, p2), n.ROWS if n.LOOPS == 1 else rows)
+        back = min((rows - 1) * n.OSTEP[1], 0)
+        for k0, k1, block, k2, part in product(planes, chains, range(n.blocks), pixels, range(n.PARTS)):
+            c = view[CHANNEL] + column // n.subtiles * n.window // 8 * 8 + block * n.DEPTH
+            at = [
+                p1 + view[FIRST + 1] + back + k1 * n.ROWS * n.OSTEP[1] if rows > 1 or n.ROWS == 1 or n.LOOPS == 1
+                else p1 + view[FIRST + 1] + k1 * n.OSTEP[1],
+                p0 + view[FIRST] + k0 * n.OSTEP[0],
+                image + part * n.images,
+                p2 + view[FIRST + 2] + k2 * n.OSTEP[2],
+                c,
+            ]  # fmt: skip
+            source = inputs[view[SOURCE]]
+            box = [copy(seen(source, memory[source.tensor]), at, source.block, (1,) * 5)]
+            if n.MORE:
+                halo = inputs[view[SOURCE] + 4]
+                assert halo.block[0] == n.MORE >= (n.ROWS - 1) * abs(n.OSTEP[1])
+                box.append(copy(seen(halo, memory[halo.tensor]), [at[0] + n.BOX[0], *at[1:]], halo.block, (1,) * 5))
+            left = np.concatenate([b.reshape(-1, n.DEPTH) for b in box])
+            along = k1 * (n.ROWS if rows > 1 or n.LOOPS == 1 else 1)
+            taps = [view[TAP + a] + k * n.KSTEP[a] for a, k in enumerate((k0, along, k2))]
+            for use in range(rows * (n.PARTS - part)):
+                which, other = use % rows, use // rows
+                tap = sum(t * s for t, s in zip(taps, n.TAP_STEPS, strict=True))
+                tap += which * n.KSTEP[1] * n.TAP_STEPS[1] + other * n.taps
+                ends = (block * n.DEPTH, tap, column * n.COLUMNS)
+                ends = ends if n.ACROSS else ends[::-1]
+                right = copy(seen(weights, memory[weights.tensor]), ends, weights.block, (1,) * 3)
+                right = right.reshape(weights.block[0], weights.block[2])
+                shift = abs(n.OSTEP[1]) * (which if n.OSTEP[1] > 0 else rows - 1 - which) * row
+                acc += left[shift : shift + prod(n.BOX)] @ (right if n.ACROSS else right.T)
+                uses += 1
+    assert not n.RESIDENT or uses == n.B_STAGES, "every block of weights stays where it is"
+    return acc, (column, (p0, p1, p2), image, tile)
+
+
+def places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: int) -> np.ndarray:
+    """Where the results of a tile go, by its rows and columns; -1 is nowhere."""
+    n = numbers(launch)
+    base, within = column // n.subtiles * n.share_made, column % n.subtiles * n.COLUMNS
+    found = np.full((prod(n.BOX), n.COLUMNS), -1)
+    view = n.VIEWS[tile]
+    for m, j in product(range(prod(n.BOX)), range(within, within + n.COLUMNS)):
+        t1, t0, i, t2 = np.unravel_index(m, n.BOX)
+        t = [at + by for at, by in zip(first, (t0, t1, t2), strict=True)]
+        inside, c = (0, 0, 0), base + j
+        if n.INNER:
+            inside, c = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else inside, j % n.INNER
+        p = [a * s + view[PHASE + x] + b for x, (a, s, b) in enumerate(zip(t, n.STRIDE, inside, strict=True))]
+        has = image + i < n.images and all(a < b for a, b in zip(t, n.steps, strict=True))
+        has = has and all(a < b for a, b in zip(p, n.out_sizes, strict=True))
+        if has and j < (n.made if n.INNER else n.share_made) and (c < n.made or n.INNER):
+            found[m, j - within] = sum(a * s for a, s in zip((image + i, c, *p), n.out_strides, strict=True))
+    return found
+
+
+def copied_places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: int) -> np.ndarray:
+    """The same where the copy engine brings the results: each half of a tile is a box."""
+    n = numbers(launch)
+    result = launch.descriptors[9 + (tile if len(n.VIEWS) > n.LOOPS else 0)]
+    halves = []
+    for group in (0, 1):
+        start = [first[1], first[0], image, first[2], column // n.subtiles * n.share_made]
+        start[4] += column % n.subtiles * n.COLUMNS
+        start = [
+            at + group * (size - half)
+            for at, size, half in zip(start, (*n.BOX, 0), (*result.block[:4], 0), strict=True)
+        ]
+        axes = np.ix_(*[np.arange(at, at + size) for at, size in zip(start, result.block, strict=True)])
+        inside = np.ones(result.block, bool)
+        for axis, size in zip(axes, result.shape, strict=True):
+            inside = inside & (axis < size)
+        at = result.offset + sum(axis * stride for axis, stride in zip(axes, result.strides, strict=True))
+        halves.append(np.where(inside, at, -1).reshape(-1, n.COLUMNS))
+    return np.concatenate(halves)
+
+
+def gather(launch: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) -> None:
+    """All tiles; every result is written once."""
+    n = numbers(launch)
+    out = memory[launch.tensors[0][0]]
+    written = np.zeros(out.shape, bool)
+    assert n.total == prod(n.tiles) * (len(n.VIEWS) // n.LOOPS)
+    assert not n.RESIDENT or launch.programs % n.tiles[0] == 0
+    for number in range(n.total):
+        acc, (column, *where) = sums(launch, memory, number)
+        found = places(launch, column, *where)
+        if n.STORE == "copy":
+            assert np.array_equal(copied_places(launch, column, *where), found)
+        j = np.arange(n.COLUMNS) + column % n.subtiles * n.COLUMNS
+        channels = j % n.INNER if n.INNER else column // n.subtiles * n.share_made + j
+        has = found >= 0
+        if n.BIAS:
+            acc = acc + np.where(has, bias[np.where(has, channels, 0) * n.bias_stride], 0)
+        assert not written[found[has]].any(), "a result is written twice"
+        written[found[has]] = True
+        out[found[has]] = acc[has] + (out[found[has]] if n.ACCUMULATE else 0)
+
+
+def compute(plan: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) -> None:
+    """A plan's launches, one after another."""
+    for launch in plan.launches:
+        if launch.kernel == "gather":
+            gather(launch, memory, bias)
+        else:
+            step = {"split": split, "pack": pack}[launch.kernel]
+            memory[launch.tensors[1][0]] = step(launch, memory[launch.tensors[0][0]])
