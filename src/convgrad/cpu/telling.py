@@ -208,6 +208,7 @@ WORDS = {
     "PackedImage.taps": "where taps read along each axis, of a packed image",
     "Parts.lane_part": "blocks of lanes in a task",
     "Parts.lane_parts": "parts of the blocks of lanes",
+    "Parts.lanes_in_place": "the lanes are read in place",
     "Parts.row_part": "channels in the rows, in a task",
     "Parts.row_parts": "parts of the channels in the rows",
     "Parts.saves_copies": "cut so that less is packed more than once",
