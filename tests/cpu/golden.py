@@ -33,7 +33,7 @@ from convgrad.cpu.plan.records import Plan  # noqa: E402
 from convgrad.spec.problem import Problem  # noqa: E402
 from cpu.machines import INTEL  # noqa: E402
 from cpu.machines import MACHINES as GENERAL  # noqa: E402
-from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED, TILED  # noqa: E402
+from cpu.named import DECLINED, FEW_CHANNELS, LAYERS, NAMED, SPLIT, TILED  # noqa: E402
 from cpu.problems import DTYPE_NAMES, however_small, numbered  # noqa: E402
 
 MACHINES = GENERAL | INTEL
@@ -79,6 +79,7 @@ def named() -> dict[str, Subject]:
         text = f"{wanted} {dtype} {sizes}{' x@nxc y@nxc w@xio' * nxc}"
         texts[f"layer, {title}: {wanted} {kind}"] = (text, ("avx512", "halves", one_of(every[3:], text)))
     texts |= {title: (text, tuple(INTEL)) for title, text in TILED.items()}
+    texts |= {title: (text, ("tiles, emulated",)) for title, text in SPLIT.items() if title.endswith("six")}
     found = {title: Subject(Problem.parse(text), machines) for title, (text, machines) in texts.items()}
     return {title: s for title, s in found.items() if all(s.problem.size(role) for role in ("x", "w", "y"))}
 

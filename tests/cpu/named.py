@@ -236,5 +236,6 @@ SPLIT = {
         ("f32 three", " algorithm:bf16x3"),
         ("f16 split", ""),
     )
+    if algorithm or not text.startswith("w")  # these are left to others
 }
 """The same with numbers that are split into pieces of bf16."""

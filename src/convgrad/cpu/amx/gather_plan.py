@@ -96,8 +96,7 @@ def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) 
     """Boxes of positions, and how their inputs lie."""
     step = how.pieces * (pitch(sums.channels, STEP) if sums.channels > COLUMNS else COLUMNS)
     tuned = tuning(target).registers
-    room = int((target.own_l2 or target.l2) * (tuned.box if how.whole else tuned.split_box))
-    box = _box(layer, step, room)
+    box = _box(layer, step, _room(layer, how, target, tuned))
     if sums.odd or not how.whole or not _lies_in_place(layer, box[-1]):
         box = _for_threads(layer, box, threads, tuned)
         axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
@@ -110,6 +109,13 @@ def lay_out(layer: Layer, sums: Sums, how: Split, target: Target, threads: int) 
     axes = tuple(axis(a, layer.forward, b) for a, b in zip(layer.axes, box, strict=True))
     steps = tuple(a.in_stride * a.pack.stride for a in axes)
     return Positions(axes, len(axes) - 1, True, steps[-1], steps, *phases_of(layer.axes, axes, 0))
+
+
+def _room(layer: Layer, how: Split, target: Target, tuned: RegisterTuning) -> int:
+    """Bytes that a box may take. Weights without room beside it are read again for each box: these should be few."""
+    cache = target.own_l2 or target.l2
+    weights = 2 * how.pieces * layer.taps * layer.cin * layer.cout
+    return int(cache * (tuned.box if how.whole or weights > cache else tuned.split_box))
 
 
 def _long_axis(layer: Layer, positions: Positions, how: Split, tuned: RegisterTuning) -> int:

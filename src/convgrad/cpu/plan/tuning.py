@@ -172,7 +172,7 @@ class RegisterTuning:
     latency: int = 52  # until the sums of one can be added to
     load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
-    split_box: float = 0.25  # the same of numbers that are split; weights take more of it, too
+    split_box: float = 0.25  # the same of numbers that are split, if all of their weights have room in that cache, too
     tasks: int = 3  # for a thread
     least_pixels: int = 128  # a box is not cut for threads if it has fewer
     panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side
