@@ -9,9 +9,9 @@ import pytest
 
 
 def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """The values as parameters of a test, which is slow but for the quick ones; tuples hold several parameters."""
-    quick = set(quick)
-    return [value if value in quick else _slow(value) for value in values]
+    """The quick values and the others as parameters of a test, slow for the others; tuples hold several parameters."""
+    quick = dict.fromkeys(quick)
+    return [value if value in quick else _slow(value) for value in dict.fromkeys([*values, *quick])]
 
 
 def in_turn(values: Iterable[Any], always: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -9,6 +9,7 @@ import ctypes
 import errno
 from dataclasses import replace
 from math import ceil, prod
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -162,13 +163,13 @@ def test_two_pieces_of_f16_are_the_whole_number() -> None:
 @pytest.mark.parametrize("title", slow_but(list(SPLIT)[:: len(WAYS) + 1], SPLIT))
 def test_sizes_with_a_reason(title: str) -> None:
     """Whole numbers: equal to the reference, whatever the pieces."""
-    for machine in MACHINES.values():
-        assert not made(SPLIT[title], machine).split.whole
-        assert not check(Problem.parse(SPLIT[title]), machine, (1, 3), 1, gaps=True)
+    machine = list(MACHINES.values())[crc32(title.encode()) % len(MACHINES)]
+    assert not made(SPLIT[title], machine).split.whole
+    assert not check(Problem.parse(SPLIT[title]), machine, (1, 3), 1, gaps=True)
 
 
 @runs
-@pytest.mark.parametrize("seed", slow_but(range(100, 104), range(100, 140)))
+@pytest.mark.parametrize("seed", slow_but(range(100, 104), range(100, 124)))
 def test_random_problems(seed: int) -> None:
     for algorithm, dtype in WAYS:
         p = replace(draw_tiled(seed), algorithm=algorithm, dtype=dtype, out_dtype="f32")

@@ -302,7 +302,8 @@ def test_boxes_and_taps_make_the_sums(name, wanted):
 
 QUICK = [("dense", "x", "bf16"), ("stem", "x", "bf16")]
 ALL = [
-    *((name, wanted, "bf16") for name in LAYERS for wanted in "xy"),
+    *((name, "xy"[at % 2], "bf16") for at, name in enumerate(LAYERS)),
+    ("stem", "x", "bf16"),
     *(("dense", "x", dtype) for dtype in ("f16", "tf32", "bf16x6")),
     ("strided", "y", "bf16x6"),
 ]

@@ -98,11 +98,20 @@ WITH_COPIES = {
 }
 
 
+# Every level, tensor and type, on kinds of GPU in turn.
+EVERY_COPY = [(n, w, t) for n in WITH_COPIES for w in "xw" for t in ("f32", "bf16", "f64")]
+DEALT_COPIES = [
+    *((*case, list(KINDS)[at % len(KINDS)]) for at, case in enumerate(EVERY_COPY)),
+    ("copies", "x", "bf16", "sm_90"),
+    ("blocks", "w", "bf16", "sm_80"),
+]
+
+
 @pytest.mark.parametrize(
     ("level", "wanted", "dtype", "kind"),
     slow_but(
         [("copies", "x", "bf16", "sm_90"), ("blocks", "w", "bf16", "sm_80")],
-        [(n, w, t, k) for n in WITH_COPIES for w in "xw" for t in ("f32", "bf16", "f64") for k in KINDS],
+        DEALT_COPIES,
     ),
 )
 def test_copies_compile(level, wanted, dtype, kind):
