@@ -76,7 +76,7 @@ def hindrance(p: Problem, device: str, policy: str) -> str:
     if policy == "all":
         return ""
     if device == "cuda":
-        return 'our kernels for GPUs have not been measured beside PyTorch\'s; the policy "all" takes them'
+        return 'training steps with our kernels for GPUs have not been measured; the policy "all" takes them'
     if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and not _in_tiles(p):
         return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
     for rule in (*RULES, *(TILE_RULES if _has_tiles() else ())):
