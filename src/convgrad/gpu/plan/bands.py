@@ -88,11 +88,11 @@ def pace_of(p: Problem, target: Target, way: rows.Way) -> rows.Pace:
     return rows.Pace(2.5 * products + 40 * warp, 2 * target.multiprocessors, tiles, rows.STEPS, 0.55e-6)
 
 
-def settle(p: Problem, target: Target, way: rows.Way, why: tuple[str, ...] = ()) -> Plan:
+def settle(p: Problem, target: Target, way: rows.Way) -> Plan:
     """The plan that goes a way."""
     time = rows.seconds(p, target, way, pace_of(p, target, way))
     tile = (way.rows, way.columns, way.width, way.height)
-    return Plan("bands", DOES, (_launch(p, way),), (), time, why, "", tile)
+    return Plan("bands", DOES, (_launch(p, way),), (), time, (), "", tile)
 
 
 def _launch(p: Problem, way: rows.Way) -> Launch:

@@ -90,11 +90,10 @@ def joined(p: Problem, k: int, target: Target, precision: str) -> Plan | None:
     else:
         launches = (zeros(area, p.dtype, simpler.size("w")), copy(apart, together), *launches)
     seconds = inner.seconds + 2 * copy_seconds(target, size)
-    why = (
-        f"{k} groups are taken for one of {simpler.cx} and {simpler.cy} channels; by the level {inner.level}",
-        *inner.why,
-    )
-    return replace(inner, launches=launches, areas=((area, size), *inner.areas), seconds=seconds, why=why)
+    within = inner.within or inner.level
+    told = f"{k} groups are taken for one of {simpler.cx} and {simpler.cy} channels; the sums by the level {within}"
+    areas, notes = ((area, size), *inner.areas), (told, *inner.notes)
+    return replace(inner, launches=launches, areas=areas, seconds=seconds, notes=notes, within=within)
 
 
 def _apart(p: Problem, k: int) -> View:

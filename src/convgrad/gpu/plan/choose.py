@@ -51,7 +51,7 @@ def candidates(p: Problem, target: Target, asked: str = "default") -> list[Candi
     return [candidate for candidate in found if candidate.programs <= MOST_PROGRAMS]
 
 
-def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", why: tuple[str, ...] = ()) -> Plan:
+def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", notes: tuple[str, ...] = ()) -> Plan:
     """The plan that takes one of the ways."""
     precision = precision_of(p, target, asked)
     split = best.parts > 1
@@ -59,7 +59,7 @@ def settle(p: Problem, target: Target, best: Candidate, asked: str = "default", 
     areas = ((PARTS, best.parts * p.size(p.wanted) * _item(p)),) if split else ()
     told = precision if best.kernel in ("gather", "weights") and p.dtype == "f32" else ""
     does = KERNELS[best.kernel]
-    return Plan(best.kernel, does, launches, areas, best.seconds, why, told, best.tile, best.parts)
+    return Plan(best.kernel, does, launches, areas, best.seconds, notes, told, best.tile, best.parts)
 
 
 def precision_of(p: Problem, target: Target, asked: str) -> str:

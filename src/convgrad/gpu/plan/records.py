@@ -80,11 +80,18 @@ class Plan:
     launches: tuple[Launch, ...]  # in their order
     areas: Areas  # memory besides the tensors: names, each with its bytes
     seconds: float  # that the model expects
-    why: tuple[str, ...]
+    notes: tuple[str, ...]  # on how, for a person
     precision: str = ""  # how products are taken
     tile: Ints = ()  # results, channels and, for matrix products, elements of the sum at a time
     parts: int = 1  # of the sum, that are computed apart
     level: str = "portable"  # what made it: a name in `registry.LEVELS`
+    within: str = ""  # of a level that makes a detour: the one that takes the sums
+    passed: tuple[str, ...] = ()  # why other levels did not make it
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """What `explain` says of it besides."""
+        return *self.notes, *self.passed
 
     @property
     def workspace(self) -> int:

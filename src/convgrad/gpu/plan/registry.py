@@ -50,11 +50,11 @@ A new one is a module here with `plan`, kernels in gpu/kernels, and a row.
 
 def make_plan(p: Problem, target: Target, precision: str = "default", aligned: bool = True) -> Plan | str:
     """The plan for a problem, or why there is none. `aligned`: all tensors begin at multiples of 16 bytes."""
-    passed: list[str] = []
+    notes, passed = list[str](), list[str]()
     reason = "no level serves it"
     if (simpler := merged(p)) is not p:
         p = simpler
-        passed.append(f"windows touch: taken for a convolution of {p.cx} channels with a kernel of {p.w}")
+        notes.append(f"windows touch: taken for a convolution of {p.cx} channels with a kernel of {p.w}")
     for _, stage in groupby(LEVELS, lambda level: level.stage):
         made: list[Plan] = []
         for level in stage:
@@ -76,7 +76,7 @@ def make_plan(p: Problem, target: Target, precision: str = "default", aligned: b
                 for plan in made
                 if plan is not best
             ]
-            return replace(best, why=(*best.why, *passed))
+            return replace(best, notes=(*notes, *best.notes), passed=tuple(passed))
     return reason
 
 

@@ -40,7 +40,7 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         copied = around(p, way, target, precision)
         if copied is None or copied.workspace > most:
             continue
-        if "portable" in copied.why[0] and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
+        if copied.within == "portable" and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
             continue  # its model does not know what it takes to store to so many places
         if best is None or copied.seconds < best.seconds:
             best = copied
@@ -136,11 +136,10 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
-    why = (
-        f"{told}; the sums by the level {inner.level}",
-        *(reason for reason in inner.why if reason != f"not copies: {SIDE_BY_SIDE}"),
-    )
-    return replace(inner, launches=launches, areas=(*areas, *inner.areas), seconds=seconds, why=why)
+    within = inner.within or inner.level
+    notes = (f"{told}; the sums by the level {within}", *inner.notes)
+    areas = (*areas, *inner.areas)
+    return replace(inner, launches=launches, areas=areas, seconds=seconds, notes=notes, within=within)
 
 
 def _copy(given: Problem, made: Problem, role: Role, names: tuple[str, str]) -> Launch:

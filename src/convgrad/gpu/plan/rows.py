@@ -240,7 +240,7 @@ def reads(p: Problem, width: int, each: int = 1) -> Reads:
     return Reads(origin, tuple((first, size * each) for first, size in pieces), uses)
 
 
-def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> Plan:
+def settle(p: Problem, target: Target, way: Way) -> Plan:
     """The plan that goes a way."""
     split = is_split(p, way)
     launch = _weights_launch(p, way) if p.wanted == "w" else _rows_launch(p, way)
@@ -249,7 +249,7 @@ def settle(p: Problem, target: Target, way: Way, why: tuple[str, ...] = ()) -> P
     time = seconds(p, target, way, pace_of(p, target, way))
     tile = (way.rows, way.columns, way.width, way.height)
     kernel = "rows_weights" if p.wanted == "w" else "rows"
-    return Plan(kernel, DOES, launches, areas, time, why, "", tile, way.parts)
+    return Plan(kernel, DOES, launches, areas, time, (), "", tile, way.parts)
 
 
 def is_split(p: Problem, way: Way) -> bool:

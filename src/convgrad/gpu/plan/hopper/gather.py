@@ -32,7 +32,7 @@ def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
         told = "the pixels of a window are read as channels, its rows as planes"
         turned = plan_as_it_is(other, target, precision)
         if not isinstance(turned, str) and (isinstance(found, str) or turned.seconds < found.seconds):
-            return replace(turned, why=(told, *turned.why))
+            return replace(turned, notes=(told, *turned.notes))
     return found
 
 

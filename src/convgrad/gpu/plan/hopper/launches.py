@@ -55,21 +55,21 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         if box.rows > 1
         else f"each tap reads a box of {'x'.join(map(str, box.size))}"
     )
-    why = [
+    notes = [
         f"{reads} (rows, planes, images, pixels), {box.a_stages} at once; blocks of {shape.depth} channels",
         f"weights {'stay in' if box.resident else 'pass through'} shared memory, {box.b_stages} blocks at once",
         f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
     ]
     if way.groups > 1:
-        why.append(f"channels of {way.groups} groups share a product, with zeros between them")
+        notes.append(f"channels of {way.groups} groups share a product, with zeros between them")
     if way.inner:
-        why.append(f"all {prod(s.stride)} positions within a stride are columns of one product")
+        notes.append(f"all {prod(s.stride)} positions within a stride are columns of one product")
     elif len(way.views) > 1:
-        why.append(f"{len(way.views)} phases of the stride")
+        notes.append(f"{len(way.views)} phases of the stride")
     does = "matrix products by warps with roles, boxes brought by the copy engine"
     tile = (2 * shape.half, shape.columns, shape.depth)
     told = {1: "tf32", 3: "bf16x6"}[way.operands.parts] if p.dtype == "f32" else ""
-    return Plan("hopper gather", does, launches, areas, best.seconds, tuple(why), told, tile)
+    return Plan("hopper gather", does, launches, areas, best.seconds, tuple(notes), told, tile)
 
 
 def result_strides(p: Problem, s: Space) -> Ints:

@@ -308,19 +308,19 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
     told = "x".join(map(str, cut.box))
-    why = [
+    notes = [
         f"tiles of {cut.units} blocks of {cut.block} channels of x{taps}, by {cut.columns * cut.split} channels of y",
         f"boxes of {told} pixels (axis, axis, n, axis), {cut.whole * cut.group_blocks} of {cut.tiles} tiles, "
         f"cut evenly into {programs} programs" + ("; taps that meet padding alone are left out" if cut.skip else ""),
     ]
     if (many := prod(cut.view.w.fold)) > 1:
-        why.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
+        notes.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
     if cut.view.pairs > 1:
-        why.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
+        notes.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
     precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
-    return Plan("weights_boxes", does, launches, areas, time, tuple(why), precision, size, programs)
+    return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
 
 
 def slots(cut: Cut, programs: int) -> int:
