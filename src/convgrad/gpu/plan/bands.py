@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
-from ...spec.problem import Ints, Problem, Role
+from ...spec.problem import Ints, Problem
 from ..target import Target
 from . import rows
-from .axes import is_wide, strides
-from .records import Constants, Launch, Plan, Values
+from .axes import is_wide
+from .records import Constants, Launch, Plan
 
 DOES = "rows of taps as bands of matrices, by tensor cores, along rows"
 WIDTH = 16  # columns of a run
@@ -96,59 +96,29 @@ def settle(p: Problem, target: Target, way: rows.Way) -> Plan:
 
 
 def _launch(p: Problem, way: rows.Way) -> Launch:
-    given: Role = "x" if p.wanted == "y" else "y"
-    over, read, axes = rows.walk(p), window(p), rows.spatial(p)
-    made = p.cy if p.wanted == "y" else 1
-    a, out = (rows.arranged(p, strides(p, role)) for role in (given, p.wanted))
-    w = rows.arranged(p, strides(p, "w"))
-    if p.wanted == "y":
-        w = (w[0], w[2], w[1], *w[3:])
-    flat = made == 1 or out[1] == made * out[2]
-    if made == 1:
-        out = (out[0], out[1], out[1], *out[3:])
-    sizes = rows.sizes_of(p, p.wanted)
-    values: Values = (
-        ("a_strides", a),
-        ("w_strides", w),
-        ("out_strides", out),
-        ("bias_stride", p.bias_stride or 0),
-        ("a_sizes", rows.sizes_of(p, given)),
-        ("out_sizes", sizes),
-        ("images", p.n),
-        ("channels", p.g * made),
-        ("runs", ceil(sizes[2] / WIDTH)),
-        ("chunks", ceil(over.results / way.height)),
-        ("height", way.height),
-    )
-    out_unit = next((axis for axis in ((5, 2) if way.pixels else (2, 5)) if out[axis] == 1), -1)
+    at, read, axes = rows.ends(p, way, WIDTH), window(p), rows.spatial(p)
     constants: Constants = (
         ("KERNEL", tuple(axis.w for axis in axes)),
         ("DEPTH", rows.along(p, axes[0])),
         ("DOWNWARDS", rows.along(p, axes[1])),
         ("ASIDE", rows.along(p, axes[2])),
-        ("LIVE", over.live),
-        ("DOWN", over.down),
-        ("UP", over.up),
-        ("CLASSES", over.classes),
-        ("ROW", over.row),
-        ("EXTRA", over.extra),
-        ("ROW_TAPS", over.taps),
+        *rows.over_rows(rows.walk(p)),
         ("ORIGIN", read.origin),
         ("FIRST", read.first),
         ("WINDOW", read.size),
         ("BAND", read.band),
-        ("MADE", made),
-        ("FLAT", flat),
-        ("A_UNIT", rows.unit(a, way.pixels)),
-        ("W_UNIT", 0 if w[0] == 1 else -1),
-        ("OUT_UNIT", out_unit),
+        ("MADE", at.made),
+        ("FLAT", at.flat),
+        ("A_UNIT", rows.unit(at.a, way.pixels)),
+        ("W_UNIT", 0 if at.w[0] == 1 else -1),
+        ("OUT_UNIT", at.unit),
         ("WIDTH", WIDTH),
         ("ROWS", way.rows),
         ("COLUMNS", way.columns),
         ("WIDE", is_wide(p)),
         ("BIAS", p.bias_stride is not None),
     )
-    result = (p.wanted, p.out_dtype)
-    tensors = ((given, p.dtype), ("w", p.dtype), result, ("bias", p.dtype) if p.bias_stride is not None else result)
-    programs = ceil(rows.lanes(p, way) / way.rows) * ceil(p.g * made / way.columns)
-    return Launch("bands", programs, tensors, values, constants, way.warps, max(1, way.ahead), registers=way.registers)
+    programs = ceil(rows.lanes(p, way) / way.rows) * ceil(rows.across(p, way) / way.columns)
+    return Launch(
+        "bands", programs, at.tensors, at.values, constants, way.warps, max(1, way.ahead), registers=way.registers
+    )

@@ -265,10 +265,23 @@ def unit(of: Ints, pixels: bool) -> int:
     return -1
 
 
-def _rows_launch(p: Problem, way: Way) -> Launch:
+class Ends(NamedTuple):
+    """What a launch for y or x is told of its tensors."""
+
+    tensors: tuple[tuple[str, str], ...]
+    a: Ints  # strides of the input, and of the weights
+    w: Ints
+    summed: int  # channels of a group
+    made: int
+    flat: bool  # channels of the result follow each other over groups, too
+    unit: int  # the axis of the result whose stride is 1, or -1
+    values: Values
+
+
+def ends(p: Problem, way: Way, width: int) -> Ends:
+    """The tensors of a launch for y or x, in runs of so many columns."""
     given: Role = "x" if p.wanted == "y" else "y"
     summed, made = (p.cx, p.cy) if p.wanted == "y" else (p.cy, p.cx)
-    over, read = walk(p), reads(p, way.width, summed if way.inside else 1)
     a, out = (arranged(p, strides(p, role)) for role in (given, p.wanted))
     w = arranged(p, strides(p, "w"))
     if p.wanted == "y":
@@ -286,14 +299,19 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("out_sizes", sizes),
         ("images", p.n),
         ("channels", across(p, way)),
-        ("runs", ceil(sizes[2] / way.width)),
-        ("chunks", ceil(over.results / way.height)),
+        ("runs", ceil(sizes[2] / width)),
+        ("chunks", ceil(walk(p).results / way.height)),
         ("height", way.height),
     )
-    out_unit = next((axis for axis in ((5, 2) if way.pixels else (2, 5)) if out[axis] == 1), -1)
-    constants: Constants = (
-        ("KERNEL", tuple(axis.w for axis in spatial(p))),
-        ("DEPTH", along(p, spatial(p)[0])),
+    first = next((axis for axis in ((5, 2) if way.pixels else (2, 5)) if out[axis] == 1), -1)
+    result = (p.wanted, p.out_dtype)
+    tensors = ((given, p.dtype), ("w", p.dtype), result, ("bias", p.dtype) if p.bias_stride is not None else result)
+    return Ends(tensors, a, w, summed, made, flat, first, values)
+
+
+def over_rows(over: Walk) -> Constants:
+    """How rows of the results go over rows of the input."""
+    return (
         ("LIVE", over.live),
         ("DOWN", over.down),
         ("UP", over.up),
@@ -301,16 +319,26 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("ROW", over.row),
         ("EXTRA", over.extra),
         ("ROW_TAPS", over.taps),
+    )
+
+
+def _rows_launch(p: Problem, way: Way) -> Launch:
+    at = ends(p, way, way.width)
+    read = reads(p, way.width, at.summed if way.inside else 1)
+    constants: Constants = (
+        ("KERNEL", tuple(axis.w for axis in spatial(p))),
+        ("DEPTH", along(p, spatial(p)[0])),
+        *over_rows(walk(p)),
         ("ORIGIN", read.origin),
         ("PIECES", read.pieces),
         ("USES", read.uses),
-        ("SUMMED", summed),
-        ("MADE", made),
+        ("SUMMED", at.summed),
+        ("MADE", at.made),
         ("INSIDE", way.inside),
-        ("FLAT", flat),
-        ("A_UNIT", unit(a, way.pixels)),
-        ("W_UNIT", 0 if w[0] == 1 else -1),
-        ("OUT_UNIT", out_unit),
+        ("FLAT", at.flat),
+        ("A_UNIT", unit(at.a, way.pixels)),
+        ("W_UNIT", 0 if at.w[0] == 1 else -1),
+        ("OUT_UNIT", at.unit),
         ("WIDTH", way.width),
         ("OUT_VECTOR", vector(p, p.wanted, way.width, p.out_dtype) if way.pixels else 1),
         ("ROWS", way.rows),
@@ -321,10 +349,8 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
     )
-    result = (p.wanted, p.out_dtype)
-    tensors = ((given, p.dtype), ("w", p.dtype), result, ("bias", p.dtype) if p.bias_stride is not None else result)
     programs = ceil(lanes(p, way) / way.rows) * ceil(across(p, way) / way.columns)
-    return Launch("rows", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
+    return Launch("rows", programs, at.tensors, at.values, constants, way.warps, 1, registers=way.registers)
 
 
 def lanes(p: Problem, way: Way) -> int:
