@@ -30,7 +30,7 @@ from gpu_layers import LAYERS, Layer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "tf32": "float32"}
+DTYPES = {"bf16": "bfloat16", "f16": "float16"} | dict.fromkeys(("f32", "tf32", "ieee", "tf32x3", "bf16x6"), "float32")
 DIRECTIONS = ("data", "weights", "forward")
 
 
@@ -114,7 +114,7 @@ class Bench:
         """The same precision of f32 on both sides."""
         import convgrad
 
-        convgrad.set_float32_precision("tf32" if dtype == "tf32" else "default")
+        convgrad.set_float32_precision(dtype if dtype in convgrad.precision.PRECISIONS else "default")
         self.torch.backends.cudnn.allow_tf32 = self.torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
 
 
@@ -196,7 +196,7 @@ class Case:
         """Check, then time; or what is wrong."""
         torch, bench = self.bench.torch, self.bench
         out, run, step = self.ours()
-        exact = "tf32" not in self.dtype
+        exact = self.dtype != "tf32"  # the others keep small whole numbers
         self.fill(whole=exact)
         run()
         expected = self.judged().to(out.dtype)
@@ -281,9 +281,18 @@ def draw(results: Sequence[Result], path: str) -> None:
     figure.savefig(path, dpi=120)
 
 
+def write(results: Sequence[Result], bench: Bench, path: str) -> None:
+    """The results as JSON, with what they were measured on."""
+    torch = bench.torch
+    device = {"device": torch.cuda.get_device_name(), "copy": bench.copy, "peaks": bench.peaks}
+    versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    document = {**device, **versions, "results": [asdict(result) for result in results]}
+    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", default="bf16,f32", help="of bf16, f16, f32 and tf32")
+    parser.add_argument("--dtype", default="bf16,f32", help="of bf16, f16 and f32; or how products of f32 are taken: tf32, tf32x3, bf16x6, ieee")
     parser.add_argument("--layout", default="NXC,NCX")
     parser.add_argument("--direction", default="data,weights", help="of data, weights and forward")
     parser.add_argument("--layers", default="", help="only those whose name or kind contains this")
@@ -326,15 +335,12 @@ def main() -> int:
         else:
             results.append(found)
             print(line(found), flush=True)
+            if asked.json:  # each time, so that a run that is cut off has what it measured
+                write(results, bench, asked.json)
         torch.cuda.empty_cache()
         left = (time.perf_counter() - begin) / at * (count - at)
         print(f"{at} of {count}, {left:.0f} s left", end="\r", file=sys.stderr, flush=True)
     print(*summary(results), sep="\n")
-    if asked.json:
-        device = {"device": torch.cuda.get_device_name(), "copy": bench.copy, "peaks": bench.peaks}
-        versions = {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-        document = {**device, **versions, "results": [asdict(result) for result in results]}
-        Path(asked.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if asked.png and results:
         draw(results, asked.png)
     return 1 if wrong else 0
