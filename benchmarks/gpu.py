@@ -218,16 +218,15 @@ class Case:
         return Result(self.layer.name, self.layer.kind, *setting, ours, theirs, limit, kernel, *errors)
 
 
-def compile_kernels(share: tuple[int, int, list[tuple[Layer, tuple[str, str, str]]]]) -> None:
-    """Compile a share of the kernels, which Triton keeps on disk; what fails will fail again where it is told."""
-    first, step, cases = share
+def compile_kernels(case: tuple[Layer, tuple[str, str, str]]) -> None:
+    """Compile what a case needs, which Triton keeps on disk; what fails will fail again where it is told."""
+    layer, setting = case
     bench = Bench.__new__(Bench)
     bench.torch = importlib.import_module("torch")
-    for layer, setting in cases[first::step]:
-        bench.precision(setting[1])
-        with contextlib.suppress(Exception):
-            Case(bench, layer, *setting).ours()
-        bench.torch.cuda.empty_cache()
+    bench.precision(setting[1])
+    with contextlib.suppress(Exception):
+        Case(bench, layer, *setting).ours()
+    bench.torch.cuda.empty_cache()
 
 
 def line(result: Result) -> str:
@@ -292,7 +291,7 @@ def write(results: Sequence[Result], bench: Bench, path: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", default="bf16,f32", help="of bf16, f16 and f32; or how products of f32 are taken: tf32, tf32x3, bf16x6, ieee")
+    parser.add_argument("--dtype", default="bf16,f32", help="of bf16, f16, f32; of f32 as tf32, tf32x3, bf16x6, ieee")
     parser.add_argument("--layout", default="NXC,NCX")
     parser.add_argument("--direction", default="data,weights", help="of data, weights and forward")
     parser.add_argument("--layers", default="", help="only those whose name or kind contains this")
@@ -316,10 +315,10 @@ def main() -> int:
         for direction in asked.direction.split(",")
     ]
     if asked.jobs > 1:
-        print(f"compiling in {asked.jobs} processes", file=sys.stderr, flush=True)
         cases = [(layer, setting) for setting in settings for layer in layers]
         with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-            pool.map(compile_kernels, [(first, asked.jobs, cases) for first in range(asked.jobs)], chunksize=1)
+            for at, _ in enumerate(pool.imap_unordered(compile_kernels, cases), 1):
+                print(f"compiled {at} of {len(cases)}", end="\r", file=sys.stderr, flush=True)
     results: list[Result] = []
     wrong, begin, count = 0, time.perf_counter(), len(layers) * len(settings)
     print(f"{torch.cuda.get_device_name()}, copies at {bench.copy / 1e12:.2f} TB/s\n{HEAD}")
