@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from . import calls
+from . import calls, repeats
 from .backend import Device
 from .errors import SpecError
 from .spec import Problem
@@ -74,6 +74,12 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
+            out = kwargs.pop("out", None)
+            result = repeats.again(kind, args, kwargs, out)
+            if result is not None:
+                return result
+            if out is not None:
+                kwargs["out"] = out
             key, result = calls.known(kind, tensors, args, kwargs)
             if result is not None:
                 return result
@@ -83,7 +89,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             for name in names:
                 if name in kwargs:
                     raise meaning.retell(other_inputs(meaning.op, f"{name} twice"))
-            out = kwargs.pop("out", None)
+            kwargs.pop("out", None)
             return calls.compute(meaning, inputs, out, kwargs, key, advise=True)
 
         function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]

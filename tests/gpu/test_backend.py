@@ -222,8 +222,9 @@ def made_up(monkeypatch, **changes):
         clock_rate=1980000, memory_clock_rate=3201000, memory_bus_width=6144,
     ) | changes  # fmt: skip
     cuda = SimpleNamespace(
-        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: SimpleNamespace(**found)
-    )
+        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: SimpleNamespace(**found),
+        current_device=lambda: 0, caching_allocator_delete=lambda at: None,
+    )  # fmt: skip
     torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))
     monkeypatch.setattr(backend, "import_module", lambda name: torch)
     monkeypatch.setattr(backend, "_is_installed", lambda name: True)

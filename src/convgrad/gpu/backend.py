@@ -7,7 +7,7 @@ tensor on such a device.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,9 +29,7 @@ device = "cuda"
 TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
 
-def setting() -> Hashable:
-    """How products of f32 are taken."""
-    return get_float32_precision()
+setting: Callable[[], Hashable] = get_float32_precision  # without a step between: each call asks
 
 
 def load(problem: Problem, device: Device) -> Executable | Refusal:

@@ -52,22 +52,24 @@ class Executable:
     def __init__(self, plan: Plan, target: Target, index: int, anywhere: Callable[[], Plan] | None = None) -> None:
         self.plan, self.target, self.index, self.anywhere = plan, target, index, anywhere
         self._torch: Any = sys.modules["torch"]
-        # What torch.cuda.caching_allocator_alloc calls, which takes microseconds to set the device that is set.
-        self._raw = getattr(getattr(self._torch, "_C", None), "_cuda_cudaCachingAllocator_raw_alloc", None)
+        cuda, inner = self._torch.cuda, getattr(self._torch, "_C", None)
+        # What torch.cuda.caching_allocator_alloc and the others call, which take microseconds to set the device that is
+        # set, or to see that PyTorch's own state is there: whoever has an address on the device has seen to that.
+        self._raw = getattr(inner, "_cuda_cudaCachingAllocator_raw_alloc", None)
+        self._free = getattr(inner, "_cuda_cudaCachingAllocator_raw_delete", cuda.caching_allocator_delete)
+        self._device = getattr(inner, "_cuda_getDevice", cuda.current_device)
         self._ready: dict[bool, Ready] = {}
         self._prepare(True)
 
     def __call__(self, x: int, w: int, y: int, bias: int, context: int = 0) -> None:
         """Write the wanted tensor, on the stream `context`."""
-        cuda = self._torch.cuda
-        if cuda.current_device() == self.index:
-            self._run((x, w, y, bias), context)
+        if self._device() == self.index:
+            self._run(x, w, y, bias, context)
         else:
-            with cuda.device(self.index):
-                self._run((x, w, y, bias), context)
+            with self._torch.cuda.device(self.index):
+                self._run(x, w, y, bias, context)
 
-    def _run(self, addresses: tuple[int, int, int, int], stream: int) -> None:
-        x, w, y, bias = addresses
+    def _run(self, x: int, w: int, y: int, bias: int, stream: int) -> None:
         aligned = not (x | w | y | bias) % ALIGNED
         ready = self._ready.get(aligned) or self._prepare(aligned)
         workspace = self._allocate(ready.workspace, stream) if ready.workspace else 0
@@ -81,7 +83,7 @@ class Executable:
         finally:
             # Later memory of the same stream may lie here: what is launched after this comes after it on the device.
             if workspace:
-                self._torch.cuda.caching_allocator_delete(workspace)
+                self._free(workspace)
 
     def _allocate(self, size: int, stream: int) -> int:
         """Memory for the areas of a plan, from PyTorch's allocator."""
