@@ -36,6 +36,7 @@ LAYERS = {
     "engine": 5,
     "advice": 5,
     "explanation": 6,
+    "repeats": 6,
     "torch": 6,
     "calls": 7,
     "functional": 8,

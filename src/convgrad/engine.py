@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from . import numpy_backend
@@ -43,14 +43,9 @@ def register(backend: Backend) -> None:
         memory.clear()
 
 
-def setting() -> list[Hashable]:
-    """All that a choice depends on besides the problem and the device."""
-    return [backend.setting() for backend in BACKENDS]
-
-
-def settings(device: str) -> tuple[Callable[[], Hashable], ...]:
-    """What tells all that a choice depends on, for a kind of device."""
-    return tuple(backend.setting for backend in BACKENDS if backend.device == device)
+def setting(device: str = "") -> list[Hashable]:
+    """All that a choice depends on besides the problem and the device, if it is made for one kind of these."""
+    return [backend.setting() for backend in BACKENDS if not device or backend.device == device]
 
 
 def choose(problem: Problem, device: Device = HOST, only: str = "") -> Choice:

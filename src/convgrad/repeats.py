@@ -39,8 +39,8 @@ class Repeat(NamedTuple):
     values: tuple[Any, ...]  # of the attributes; kept, so that nothing else can be where they are
     shape: Any  # the third input, if that is one
     asks: bool  # whether a tensor requires grad, which counts where autograd looks on
-    settings: tuple[Callable[[], Hashable], ...]  # what the choice of a back end depends on,
-    setting: list[Hashable]  # and what it was
+    device: str  # the kind of it
+    setting: list[Hashable]
     way: Way
 
 
@@ -58,14 +58,15 @@ def again(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -
         found = REPEATS.get((name, len(args), out is None, args[1].shape, *map(id, kwargs.values())))
         if found is None:
             return None
-        for are_alike, words, _, shape, asks, settings, setting, way in found:
+        for repeat in found:
+            are_alike, words, _, shape, asks, device, setting, way = repeat
             if shape is None:
                 tensors = args if out is None else (*args, out)
             elif type(args[-1]) is type(shape) and args[-1] == shape:
                 tensors = args[:2] if out is None else (*args[:2], out)
             else:
                 continue
-            if are_alike(*tensors) and tuple(kwargs) == words and [ask() for ask in settings] == setting:
+            if are_alike(*tensors) and tuple(kwargs) == words and engine.setting(device) == setting:
                 break
         else:
             return None
@@ -111,10 +112,9 @@ def remember(name: str, args: Sequence[Any], attributes: Mapping[str, Any], devi
         return
     asks = any(tensor.requires_grad for tensor in tensors)
     way = way._replace(near=way.near[: len(tensors) - (out is not None)])
-    settings = engine.settings(device)
-    setting = [ask() for ask in settings]
+    setting = engine.setting(device)
     if len(REPEATS) >= MOST:
         REPEATS.clear()
     key = (name, len(args), out is None, args[1].shape, *map(id, kwargs.values()))
-    repeat = Repeat(are_alike, tuple(kwargs), tuple(kwargs.values()), shape, asks, settings, setting, way)
+    repeat = Repeat(are_alike, tuple(kwargs), tuple(kwargs.values()), shape, asks, device, setting, way)
     REPEATS[key] = (repeat, *REPEATS.get(key, ()))[:ALIKE]

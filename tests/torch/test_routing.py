@@ -297,6 +297,24 @@ def test_uninstall_restores_exactly():
     assert not seen
 
 
+OVERRIDES = """
+import torch
+from convgrad.torch import routing
+
+def make(stock, device, asked):
+    return lambda keyset, x: stock.call_boxed(keyset, x) + 1
+
+routing._override("relu", make, "cpu", routing.Setting())
+assert torch.relu(torch.tensor([-1.0])) == 1
+"""
+
+
+def test_a_kernel_of_the_very_key_is_replaced_without_a_warning():
+    """As that of convolution_backward is on CUDA: PyTorch warns of it, once in a process."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", OVERRIDES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_blocks_within_blocks():
     grad, x, w, how = stem()
 

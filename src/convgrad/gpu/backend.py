@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend import Device, Executable, Refusal, Tensor
 from ..dtypes import DTYPES
 from ..errors import OutOfMemoryError
-from ..precision import get_float32_precision
+from ..precision import get_float32_precision, in_force
 from ..spec.problem import Ints, Problem, dense_strides
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load(problem: Problem, device: Device) -> Executable | Refusal:
     if reason := hindrance(device):
         return Refusal(name, reason)
     target = machine(device)
-    precision = get_float32_precision()
+    precision = in_force()
     found = _plan(problem, target, precision)
     if isinstance(found, Refusal):
         return found
@@ -57,10 +57,10 @@ def plan(problem: Problem, device: Device) -> Plan | Refusal:
     if kind := os.environ.get("CONVGRAD_GPU_TARGET", ""):
         from .target import of_kind
 
-        return _plan(problem, of_kind(kind), get_float32_precision())
+        return _plan(problem, of_kind(kind), in_force())
     if reason := hindrance(device):
         return Refusal(name, reason)
-    return _plan(problem, machine(device), get_float32_precision())
+    return _plan(problem, machine(device), in_force())
 
 
 def _plan(problem: Problem, target: Target, precision: str, aligned: bool = True) -> Plan | Refusal:
