@@ -23,6 +23,7 @@ LAYERS = {
     "memory": 1,
     "host_team": 0,
     "precision": 1,
+    "store": 2,
     "spec": 1,
     "bias": 2,
     "reference": 2,

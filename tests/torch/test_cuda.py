@@ -71,7 +71,9 @@ def test_plans_are_made_as_pytorch_takes_products(monkeypatch):
     allow("tf32")
     (by_tf32, setting) = planned()
     assert by_tf32 == taken(gpu._plan(problem, gpu_target(), "tf32")).execute
-    assert engine.choose(problem, Device("cuda", 0)).execute == taken(gpu._plan(problem, gpu_target(), "default")).execute
+    assert (
+        engine.choose(problem, Device("cuda", 0)).execute == taken(gpu._plan(problem, gpu_target(), "default")).execute
+    )
     allow("ieee")
     (by_default, other) = planned()
     assert by_default == taken(gpu._plan(problem, gpu_target(), "default")).execute != by_tf32
