@@ -11,8 +11,10 @@ import pytest
 
 from convgrad import store
 from convgrad.gpu import recall
+from convgrad.gpu.plan import choose
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
+from convgrad.spec import Problem
 
 TARGET = of_kind("sm_90")
 SEEN = Descriptor("x", "bf16", (64, 32), (32, 1), (16, 32))
@@ -71,9 +73,9 @@ def test_other_code_has_another_key(built, monkeypatch):
     assert count() == count() - 1 == 7, "of sources that have changed since, nothing is stored"
 
 
-def test_all_kernels_are_in_the_digest(monkeypatch, tmp_path):
+def test_planners_and_kernels_are_in_the_digest(monkeypatch, tmp_path):
     names = {path.relative_to(path.parents[1]).as_posix() for path in recall._sources()}
-    assert {"gpu/compile.py", "kernels/gather.py", "hopper/gather.py", "hopper/weights.py"} <= names
+    assert {"gpu/compile.py", "kernels/gather.py", "hopper/gather.py", "plan/registry.py", "spec/problem.py"} <= names
     file = tmp_path / "kernel.py"
     file.write_text("ROWS = 64\n")
     monkeypatch.setattr(recall, "_sources", lambda: iter([file]))
@@ -116,6 +118,25 @@ def test_without_a_store(built, monkeypatch):
         assert recall.find(STEP, TARGET, True) == CODE
     assert len(built) == 2
     assert store.folder() is None
+
+
+def test_plans_are_made_once(built, monkeypatch):
+    problem, made = Problem.parse("x f32 n1 g1 cx2 cy3 x4x4 w3x3 y4x4 s1x1 d1x1 p1x1"), []
+
+    def plan(problem=problem, target=TARGET, how=("default", True)):
+        return recall.plan(problem, target, how, lambda: made.append(how) or choose.plan(problem, target, how[0]))
+
+    expected = choose.plan(problem, TARGET, "default")
+    for _ in range(3):
+        assert plan() == expected
+    assert len(made) == 1
+    plan(replace(problem, n=2))
+    plan(target=replace(TARGET, multiprocessors=20))
+    plan(how=("tf32", True))
+    plan(how=("default", False))
+    assert len(made) == 5
+    for _ in range(2):
+        assert recall.plan(replace(problem, n=3), TARGET, ("default", True), lambda: "it is refused") == "it is refused"
 
 
 WARM = """

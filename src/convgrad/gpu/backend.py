@@ -38,18 +38,23 @@ def load(problem: Problem, device: Device) -> Executable | Refusal:
         return Refusal(name, reason)
     target = machine(device)
     precision = in_force()
-    found = _plan(problem, target, precision)
-    if isinstance(found, Refusal):
-        return found
+    from . import recall
     from .launch import Executable
+
+    def planned(aligned: bool) -> Plan | Refusal:
+        def make() -> Plan | Refusal:
+            return _plan(problem, target, precision, aligned)
+
+        return recall.plan(problem, target, (precision, aligned), make)
 
     def anywhere() -> Plan:
         """The plan for tensors that begin anywhere: the last level asks nothing of them."""
-        plan = _plan(problem, target, precision, aligned=False)
+        plan = planned(aligned=False)
         assert not isinstance(plan, Refusal), plan
         return plan
 
-    return Executable(found, target, device.index, anywhere)
+    found = planned(aligned=True)
+    return found if isinstance(found, Refusal) else Executable(found, target, device.index, anywhere)
 
 
 def plan(problem: Problem, device: Device) -> Plan | Refusal:

@@ -1,30 +1,34 @@
-"""The machine code of kernels: as Triton compiles it, or as an earlier process has stored it.
+"""Plans, and the machine code of kernels: as an earlier process has stored them, or made anew.
 
 Triton has a cache of its own, but takes most of a second to be imported and to find something there. Code that is
-stored here needs no Triton: its key has a digest of the kernels' sources, and Triton's version.
+stored here needs no Triton: its key has a digest of the sources that plan and compute, and Triton's version.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import store
 from . import compile as compiler
 from .driver import Map
-from .plan.records import Launch
+from .plan.records import Launch, Plan
 from .target import Target
 
+if TYPE_CHECKING:
+    from ..spec.problem import Problem
+
 KNOWN = "3.6."  # the version of Triton of whose kernels the parameters are known
-FORMAT = "gpu code 1"
+FORMAT = "gpu 1"
 SETTINGS = ("TRITON_", "LLVM_", "DISABLE_", "NVPTX_")
 """Variables of the environment that begin so may change what Triton compiles,"""
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_LIBCUDA_PATH")
@@ -32,6 +36,9 @@ PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_LIBCUDA_PATH")
 
 # How Triton numbers the types of a tensor map's elements, where the driver numbers them otherwise.
 _KINDS = {8: 10, 9: 8, 10: 9}
+
+
+T = TypeVar("T")
 
 
 class Code(NamedTuple):
@@ -44,9 +51,26 @@ class Code(NamedTuple):
     binary: bytes
 
 
+def plan(problem: Problem, target: Target, how: tuple[str, bool], make: Callable[[], Plan | T]) -> Plan | T:
+    """The plan of a problem; `how` products are taken, and whether tensors are aligned. `make` plans anew."""
+    key = _key("plan", repr(problem), repr(target), *map(str, how))
+    stored = None if key is None else store.get(key)
+    if stored is not None:
+        # Nobody but this user can have written it, as machine code in the same place.
+        known: Plan = pickle.loads(stored)
+        return known
+    found = make()
+    if isinstance(found, Plan):
+        _keep(key, pickle.dumps(found))
+    return found
+
+
 def find(launch: Launch, target: Target, aligned: bool) -> Code | Any:
     """The code of a launch's kernel; Triton's compiled kernel where its parameters are not known."""
-    key = _key(launch, target, aligned)
+    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(SETTINGS) and k not in PLACES)
+    kernel_of = replace(launch, programs=0)
+    key = _key("code", version(), repr(kernel_of), target.arch, str(aligned), *settings)
+    key = key if version().startswith(KNOWN) else None
     stored = None if key is None else store.get(key)
     if stored is not None:
         return _read(stored)
@@ -54,8 +78,7 @@ def find(launch: Launch, target: Target, aligned: bool) -> Code | Any:
     code = read(kernel, launch)
     if code is None:
         return kernel
-    if key is not None and digest() == _digest_now():
-        store.put(key, _written(code))
+    _keep(key, _written(code))
     return code
 
 
@@ -85,21 +108,23 @@ def version() -> str:
     return found[1] if found else ""
 
 
-def _key(launch: Launch, target: Target, aligned: bool) -> bytes | None:
-    """What the code depends on; None if it is not to be stored."""
-    sources = None if store.folder() is None or not version().startswith(KNOWN) else digest()
-    if sources is None:
-        return None
-    settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(SETTINGS) and k not in PLACES)
-    parts = (FORMAT, version(), sources, repr(replace(launch, programs=0)), target.arch, str(aligned), *settings)
-    return sha256("\0".join(parts).encode()).digest()
+def _key(*parts: str) -> bytes | None:
+    """The key of what is made of the sources and these parts; None if nothing is stored."""
+    sources = None if store.folder() is None else digest()
+    return None if sources is None else sha256("\0".join((FORMAT, sources, *parts)).encode()).digest()
+
+
+def _keep(key: bytes | None, content: bytes) -> None:
+    """Store something, unless the sources have changed since, so that nobody knows which this process has imported."""
+    if key is not None and digest() == _digest_now():
+        store.put(key, content)
 
 
 def _sources() -> Iterator[Path]:
-    """All that code is made of, besides launches."""
+    """All that plans and code are made of, besides problems."""
     here = Path(__file__).parent
-    yield here / "compile.py"
-    yield from sorted((here / "kernels").rglob("*.py"))
+    yield from (here.parent / name for name in ("backend.py", "dtypes.py", "precision.py", "spec/problem.py"))
+    yield from sorted(here.rglob("*.py"))
 
 
 @lru_cache(maxsize=1)
