@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ import convgrad
 from convgrad import engine, precision
 from convgrad.backend import Device
 from convgrad.gpu import backend as gpu
+from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
-from convgrad.torch import memory, plans
+from convgrad.torch import memory, plans, policy
 
 LINE = "x f32 n8 g1 cx256 cy256 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc w@xio y@nxc"
 
@@ -85,6 +87,45 @@ def test_plans_are_made_as_pytorch_takes_products(monkeypatch):
 
 
 def gpu_target():
-    from convgrad.gpu.target import of_kind
-
     return of_kind("sm_90")
+
+
+CUDA = Device("cuda", 0)
+DEPTHWISE = Problem.parse("w bf16 n8 g64 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
+POINTS = Problem.parse("x bf16 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0")
+FLOAT32 = {"dtype": "f32", "out_dtype": "f32"}
+
+
+def test_what_was_measured_on_a_gpu_is_taken_where_it_is_ahead(monkeypatch):
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
+    allow("ieee")
+    assert not policy.hindrance(DEPTHWISE, CUDA, "fast")
+    assert not policy.hindrance(replace(DEPTHWISE, dtype="f16", out_dtype="f16"), CUDA, "fast")
+    assert not policy.hindrance(replace(DEPTHWISE, **FLOAT32), CUDA, "fast")
+    assert "kernel of 1" in policy.hindrance(POINTS, CUDA, "fast")
+    assert "kernel of 1" in policy.hindrance(replace(POINTS, dtype="f16", out_dtype="f16"), CUDA, "fast")
+    assert not policy.hindrance(POINTS, CUDA, "all")
+
+
+def test_rules_are_of_a_way_of_taking_products(monkeypatch):
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
+    points = replace(POINTS, **FLOAT32)
+    allow("ieee")
+    assert not policy.hindrance(points, CUDA, "fast")
+    allow("tf32")
+    assert "kernel of 1" in policy.hindrance(points, CUDA, "fast")
+    convgrad.set_float32_precision("tf32x3")
+    assert "products in tf32x3 have not been measured" in policy.hindrance(points, CUDA, "fast")
+    assert not policy.hindrance(DEPTHWISE, CUDA, "fast"), "there are none of f32"
+
+
+@pytest.mark.parametrize("kind", ["sm_80", "sm_89", "sm_100"])
+def test_what_was_not_measured_on_gpus_is_left_to_pytorch(monkeypatch, kind):
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind(kind))
+    told = policy.hindrance(DEPTHWISE, CUDA, "fast")
+    assert "capability" in told
+    assert "have not been measured" in told
+    assert not policy.hindrance(DEPTHWISE, CUDA, "all")
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
+    assert "products in f64" in policy.hindrance(replace(DEPTHWISE, dtype="f64", out_dtype="f64"), CUDA, "fast")
+    assert "forward passes" in policy.hindrance(replace(DEPTHWISE, wanted="y"), CUDA, "fast", forward=True)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import engine
+from ..backend import Device
 from ..errors import ConvgradError, SpecError
 from ..spec.check import broken
 from ..spec.problem import Role
@@ -338,7 +339,7 @@ def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, how: Any, asked: Se
             shape = tuple(torch.ops.aten.convolution(x.to("meta"), w.to("meta"), None, *how).shape)
         result = Result(shape, strides_in(shape, _lies_last(x, w, bias, attributes)), x.dtype)
         given: dict[Role, Tensor] = {"y" if transposed else "x": x, "w": w}
-        found = _step("x" if transposed else "y", given, bias, result, attributes, asked)
+        found = _step("x" if transposed else "y", given, bias, result, attributes, asked, forward=True)
     layer = f"{_layer(x, w, attributes)} forward"
     if isinstance(found, Step):
         return ForwardRoute(found, _router.report.entry(layer, _told(found)))
@@ -371,13 +372,15 @@ def _step(
     result: Result,
     attributes: Attributes,
     asked: Setting,
+    forward: bool = False,
 ) -> Step | str:
-    """The step for a gradient, or why it is left to PyTorch."""
+    """The step for a result, or why it is left to PyTorch."""
     try:
         geometry = attributes.geometry(len(result.shape) - 2)
         problem = describe(wanted, given, bias, result, geometry, asked.algorithm)
         first = next(iter(given.values()))
-        reason = hindrance(problem, first.device.type, asked.policy)
+        device = Device(first.device.type, first.device.index or 0)
+        reason = hindrance(problem, device, asked.policy, forward)
         if reason:
             return reason
         step = load(problem, result, first)
