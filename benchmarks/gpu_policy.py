@@ -86,9 +86,7 @@ def main() -> None:
                 print(f"  {ratio:5.2f} {row['dtype']:4} {row['direction']:7} {row['layout']} {row['layer']:30} {left}")
     ratios = [1.0 if left else ratio for _, ratio, left in known]
     taken = sum(not left for *_, left in known)
-    print(
-        f"{taken} of {len(known)} taken; the mean ratio is {mean(ratios):.2f}, where 1.00 stands for what is left"
-    )
+    print(f"{taken} of {len(known)} taken; the mean ratio is {mean(ratios):.2f}, where 1.00 stands for what is left")
 
 
 if __name__ == "__main__":
