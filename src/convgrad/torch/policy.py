@@ -81,8 +81,8 @@ TILES = 16  # channels from which PyTorch's AMX kernels are far ahead of those t
 
 FIRST = (False,)
 
-# Measured on an H200 with cold caches, PyTorch 2.11 and cuDNN 9.19, which tried all its ways. These rules are compared
-# with what `benchmarks/gpu.py` has measured by `benchmarks/gpu_policy.py`. Of transposed layers, y is the data's gradient.
+# Measured on an H200 with cold caches, PyTorch 2.11 and cuDNN 9.19, which tried all ways. `benchmarks/gpu_policy.py`
+# compares rules with what `benchmarks/gpu.py` has measured. Of transposed layers, y is the gradient of data.
 GPU_RULES: dict[str, tuple[Rule, ...]] = {
     "bf16": (
         Rule("a kernel of 1, few channels", "xyw", "bf16", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.40, 0.57
