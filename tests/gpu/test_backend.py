@@ -336,6 +336,32 @@ def test_a_newer_gpu_counts_as_the_newest_known(monkeypatch):
     current.cache_clear()
 
 
+def test_results_are_made_on_the_current_device_the_quicker_way(monkeypatch):
+    """And on another one in the plain way."""
+    now, made = [0], []
+
+    def maker(way):
+        return lambda *given, **how: made.append((way, *given)) or SimpleNamespace(data_ptr=lambda: 0x7000)
+
+    torch = made_up(monkeypatch)
+    torch.Tensor = SimpleNamespace
+    torch.bfloat16, torch.device = "bf16", lambda *place: place
+    torch.empty_strided = maker("plain")
+    torch.cuda.OutOfMemoryError = MemoryError
+    torch._C = SimpleNamespace(_cuda_getDevice=lambda: now[0])
+    torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=maker("quick")))
+    backend._makers.cache_clear()
+    like = SimpleNamespace(device=SimpleNamespace(index=0))
+    assert backend.empty((2, 3), "bf16", (2, 4), like)[1] == 0x7000
+    now[0] = 1
+    backend.empty((2, 3), "bf16", None, like)
+    del torch._C._cuda_getDevice
+    backend._makers.cache_clear()
+    backend.empty((2, 3), "bf16", None, like)
+    backend._makers.cache_clear()
+    assert made == [("quick", (2, 3), (1, 2), "bf16"), *[("plain", (2, 3), (3, 1))] * 2]
+
+
 def test_tensors_on_a_device_are_opened_where_they_are():
     made = SimpleNamespace(
         element_size=lambda: 2, dtype="torch.bfloat16", stride=lambda: (30, 10, 1), shape=(2, 3, 10),

@@ -18,6 +18,7 @@ from .. import engine
 from ..backend import Device, Executable
 from ..cpu.threads.count import get_num_threads
 from ..errors import OutOfMemoryError, SpecError
+from ..gpu import backend as gpu
 from ..libraries import torch as library
 from ..precision import following
 from ..spec.check import broken, values
@@ -56,8 +57,6 @@ def _empty(shape: Ints, strides: Ints, dtype: torch.dtype) -> Tensor:
 # What Inductor's code calls: it takes half the time, because it has fewer kinds of arguments to tell apart.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_on_cpu: Callable[[Ints, Ints, torch.dtype], Tensor] = getattr(_guards, "_empty_strided_cpu", _empty)
-_empty_on_cuda: Callable[[Ints, Ints, torch.dtype], Tensor] | None = getattr(_guards, "_empty_strided_cuda", None)
-_current_cuda: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 
 
 class Step(NamedTuple):
@@ -80,8 +79,10 @@ class Step(NamedTuple):
         try:
             if like.is_cpu:
                 return _empty_on_cpu(shape, strides, dtype)
-            if _empty_on_cuda is not None and _current_cuda is not None and like.get_device() == _current_cuda():
-                return _empty_on_cuda(shape, strides, dtype)
+            quick = gpu.quick_empty(like.get_device()) if like.is_cuda else None
+            if quick is not None:
+                made: Tensor = quick(shape, strides, dtype)
+                return made
             return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)
         except RuntimeError as error:
             if "alloc" not in str(error):
