@@ -129,7 +129,7 @@ def empty(shape: Ints, dtype: str, strides: Ints | None, like: Any) -> tuple[Any
 
 
 def quick_empty(index: int) -> Callable[..., Any] | None:
-    """What Inductor's code makes tensors with, in a third of the time, if this device is the current one, where it would.
+    """What Inductor's code makes tensors with, in a third of the time, on the current device; None if that is another.
 
     It takes shape, strides and element type.
     """
