@@ -98,7 +98,7 @@ def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes:
         return key, None
     if call.advice:
         warn(call.advice, LayoutWarning)
-    else:
+    elif type(inputs[0]) in pytorch.GUARDED:
         repeats.remember(name, inputs, attributes, call.choice.backend.device, call.way())
     return key, call.again(places, inputs[0], attributes.get("out"))
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 from . import calls, repeats
 from .backend import Device
 from .errors import SpecError
+from .libraries import torch as pytorch
 from .spec import Problem
 from .spec.check import other_inputs
 from .spec.dialects import find
@@ -74,12 +75,10 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
-            out = kwargs.pop("out", None)
-            result = repeats.again(kind, args, kwargs, out)
-            if result is not None:
-                return result
-            if out is not None:
-                kwargs["out"] = out
+            if args and type(args[0]) in pytorch.GUARDED:
+                result = repeats.again(kind, args, kwargs)
+                if result is not None:
+                    return result
             key, result = calls.known(kind, tensors, args, kwargs)
             if result is not None:
                 return result
@@ -89,7 +88,7 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             for name in names:
                 if name in kwargs:
                     raise meaning.retell(other_inputs(meaning.op, f"{name} twice"))
-            kwargs.pop("out", None)
+            out = kwargs.pop("out", None)
             return calls.compute(meaning, inputs, out, kwargs, key, advise=True)
 
         function.__signature__ = inspect.signature(signature)  # type: ignore[attr-defined]

@@ -50,10 +50,18 @@ REPEATS: dict[Any, tuple[Repeat, ...]] = {}
 engine.MEMORIES.append(REPEATS)
 
 
-def again(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-    """The result of a call, if it is recognized; else None."""
-    if len(args) < 2 or type(args[0]) not in pytorch.GUARDED or pytorch.is_watched():
+def again(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a call whose first argument is a tensor of PyTorch, if it is recognized; else None."""
+    if len(args) < 2 or pytorch.is_watched():
         return None
+    out = kwargs.pop("out", None)  # the one attribute that may differ
+    result = _again(name, args, kwargs, out)
+    if result is None and out is not None:
+        kwargs["out"] = out
+    return result
+
+
+def _again(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
     try:
         found = REPEATS.get((name, len(args), out is None, args[1].shape, *map(id, kwargs.values())))
         if found is None:
