@@ -4,6 +4,7 @@
     python examples/train.py --models resnet unet --dtype f32 bf16
     python examples/train.py --models mobilenet --report            how long each layer takes
     python examples/train.py --threads 4 --json train.json --png train.png
+    python examples/train.py --device cuda --batch 256 --dtype f32 bf16
     python examples/train.py --quick                                a test of seconds; its times mean little
 
 The networks are plain PyTorch (`models.py`); all that changes between the two is `convgrad.torch.installed()`. bf16 and
@@ -12,13 +13,15 @@ f16 are those of `torch.autocast`, f16 with a GradScaler. PyTorch's own f16 is s
 Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. The column
 "conv. backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result
 is wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
-give memory, in both ways; the quartiles tell.
+give memory, in both ways; the quartiles tell. On a GPU, a small step takes as long as the host takes to launch it, and
+`--batch` makes it larger; both take products of f32 in TF32 there, unless `--no-tf32` is given.
 
 What counts as right:
 
 Both trainings begin with the same weights and see the same data; what differs is the order in which sums are taken, so
 rounding differs, and training amplifies that. By how much, PyTorch shows itself: its distance from the same training in
-float64, the larger of two runs, with all threads and with another number. convgrad's loss curve may lie at most 8 times
+float64, the larger of two runs, with all threads and with another number, or on a GPU with and without trials of all
+algorithms. convgrad's loss curve may lie at most 8 times
 as far from that of float64. Two amplified roundings are like two draws from one distribution about 0: if they were
 normal, one would be 8 times as large as the largest of two others once in a hundred times, while that largest is a
 maximum over all steps as well, which is hardly ever so small. A wrong gradient is off by orders of magnitude.
@@ -40,7 +43,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -79,10 +82,11 @@ class Training:
         batch, size, width = model.small if given.quick else (given.batch or model.batch, model.size, model.width)
         kind = torch.float64 if dtype == "f64" else torch.float32
         torch.manual_seed(0)
-        self.net = model.make(width, model.classes).to(kind)
+        self.device = given.device
+        self.net = model.make(width, model.classes).to(self.device, kind)
         random = torch.Generator().manual_seed(1)
         self.data = [model.data(batch, size, model.classes, random) for _ in range(BATCHES)]
-        self.data = [(x.to(kind), labels) for x, labels in self.data]
+        self.data = [(x.to(self.device, kind), labels.to(self.device)) for x, labels in self.data]
         if layout == "channels-last":
             order = LAST[model.rank]
             self.net = self.net.to(memory_format=order)
@@ -96,14 +100,14 @@ class Training:
         """Go back to the first step."""
         self.net.load_state_dict(self.start)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.rate, momentum=0.9)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=self.autocast is torch.float16)
+        self.scaler = torch.amp.GradScaler(self.device, init_scale=1024.0, enabled=self.autocast is torch.float16)
         self.steps = 0
 
     def gradients(self) -> float:
         """The loss of the next batch; its gradients are left in the parameters."""
         x, labels = self.data[self.steps % BATCHES]
         self.optimizer.zero_grad()
-        with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+        with torch.autocast(self.device, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             loss = F.cross_entropy(self.net(x), labels)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
@@ -129,6 +133,20 @@ class Training:
 def way(name: str, given: argparse.Namespace) -> AbstractContextManager[None]:
     """What computes convolution gradients within the block."""
     return nullcontext() if name == "stock" else convgrad.torch.installed(given.policy, forward=given.forward)
+
+
+@contextmanager
+def otherwise(given: argparse.Namespace) -> Iterator[None]:
+    """Another way in which PyTorch computes, so that it rounds other sums."""
+    tries = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    if given.device == "cpu":
+        torch.set_num_threads(1 if given.threads > 1 else 2)
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = tries
+        torch.set_num_threads(given.threads)
 
 
 @dataclass
@@ -207,6 +225,12 @@ def timed(training: Training, given: argparse.Namespace) -> tuple[dict[str, floa
     return {name: median(found) for name, found in times.items()}, ratios
 
 
+def finish() -> None:
+    """Wait for the GPU, if it is used."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 class Watch(TorchDispatchMode):
     """Within the block, the time of each call of PyTorch's convolution backward, in milliseconds by layer."""
 
@@ -218,8 +242,10 @@ class Watch(TorchDispatchMode):
         """Call an operator; time it if it is the one."""
         if call is not torch.ops.aten.convolution_backward.default:
             return call(*args, **(kwargs or {}))
+        finish()
         begin = time.perf_counter()
         result = call(*args, **(kwargs or {}))
+        finish()
         took = 1e3 * (time.perf_counter() - begin)
         x, w, _, stride, padding, dilation, transposed, _, groups, _ = args[1:]
         words = ["transposed" if transposed else "", *("x".join(map(str, t.shape)) for t in (x, w))]
@@ -274,10 +300,9 @@ def measure(case: Case, references: dict[str, Curve], given: argparse.Namespace)
             curves[name] = training.curve(steps)
     stock = [curves["stock"]]
     if dtype != "f16":  # which takes too long
-        yield "training, stock with other threads"
-        torch.set_num_threads(1 if given.threads > 1 else 2)
-        stock.append(training.curve(steps))
-        torch.set_num_threads(given.threads)
+        yield "training, stock otherwise"
+        with otherwise(given):
+            stock.append(training.curve(steps))
     reference = references[key]
     far = {"stock": max(distance(c, reference) for c in stock), "convgrad": distance(curves["convgrad"], reference)}
     losses = {"float64": reference.losses} | {name: curve.losses for name, curve in curves.items()}
@@ -405,6 +430,8 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     add("--steps", type=int, metavar="N", help="steps of the loss curves (12; 3 for f16)")
     add("--batch", type=int, metavar="N", help="images, volumes or sounds in a step (1 to 16, as the network is)")
     add("--seconds", type=float, default=4.0, help="how long each network is timed, at least (%(default)s)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where (%(default)s)")
+    add("--no-tf32", action="store_true", help="on a GPU, products of f32 are not taken in TF32")
     add("--policy", choices=("fast", "all"), default="fast", help="what convgrad takes (%(default)s)")
     add("--forward", action="store_true", help="have convgrad compute the forward pass as well")
     add("--report", action="store_true", help="show the time of each layer, and what computed it")
@@ -417,6 +444,8 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
         if value is not None and value < 1:
             parser.error(f"--{name} {value}: must be at least 1")
     given.seconds = 0.1 if given.quick else given.seconds
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch finds no CUDA device here")
     if not cases(given):
         parser.error("PyTorch has no channels-last format for one spatial axis: audio is contiguous")
     if given.png is not None and importlib.util.find_spec("matplotlib") is None:
@@ -429,7 +458,12 @@ def main(words: Sequence[str] | None = None) -> int:
     given = options(words)
     torch.set_num_threads(given.threads)
     convgrad.set_num_threads(given.threads)
-    versions = f"convgrad {convgrad.__version__}, PyTorch {torch.__version__}, {given.threads} threads"
+    place = f"{given.threads} threads"
+    if given.device == "cuda":
+        torch.backends.cudnn.benchmark = True
+        allowed = torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not given.no_tf32
+        place = f"{torch.cuda.get_device_name()}, TF32 {'allowed' if allowed else 'not allowed'}"
+    versions = f"convgrad {convgrad.__version__}, PyTorch {torch.__version__}, {place}"
     print(f"{versions}, policy {given.policy}{', forward too' if given.forward else ''}; ratio: stock over convgrad\n")
     rows: list[Row] = []
     references: dict[str, Curve] = {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from . import bias, engine, host, libraries
+from . import bias, engine, host, libraries, repeats
 from .advice import advice, is_doubtful
 from .backend import Bounds, Library, Tensor, may_overlap
 from .dtypes import DTYPES
@@ -44,8 +44,7 @@ class Call(NamedTuple):
     dtype: str
     strides: Ints | None  # of a new result, in bytes; None for the order of its shape
     order: Ints  # which input is x, which w, which y and which the bias; -1 for the result, -2 for none
-    extents: tuple[Bounds, ...]  # of each input, if its address were 0
-    out_extent: Bounds  # the same of `out`
+    near: tuple[Bounds, ...]  # for each input: how far behind it `out` may begin and share memory, both ends excluded
     advice: str  # what to warn of
 
     def again(self, places: list[int], first: Any, out: Any = None) -> Any:
@@ -59,16 +58,26 @@ class Call(NamedTuple):
             memory, at = backend.empty(shape, dtype, strides, first)
             places += (0, at)
         else:
-            at, (low, high) = places[-1], self.out_extent
-            others = [(place + begin, place + end) for place, (begin, end) in zip(places, self.extents, strict=False)]
-            if may_overlap((at + low, at + high), others):
-                return None
+            at = places[-1]
+            for place, (begin, end) in zip(places, self.near, strict=False):
+                if begin < at - place < end:
+                    return None
         x, w, y, bias = order
         execute(places[x], places[w], places[y], places[bias], library.context(first))
         if out is None:
             return library.wrap(memory, first)
         _library(out).written(out)
         return out
+
+    def way(self) -> repeats.Way:
+        """How it is computed from tensors of PyTorch, and for them."""
+        backend, execute, _ = self.choice
+
+        def empty(first: Any) -> tuple[Any, int]:
+            memory, at = backend.empty(self.shape, self.dtype, self.strides, first)
+            return pytorch.wrap(memory, first), at
+
+        return repeats.Way(execute, empty, self.order, self.near)
 
 
 KNOWN: dict[Any, Call] = {}
@@ -89,6 +98,8 @@ def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes:
         return key, None
     if call.advice:
         warn(call.advice, LayoutWarning)
+    elif type(inputs[0]) in pytorch.GUARDED:
+        repeats.remember(name, inputs, attributes, call.choice.backend.device, call.way())
     return key, call.again(places, inputs[0], attributes.get("out"))
 
 
@@ -294,13 +305,14 @@ def _bind(
     places = {arg.role: i for i, arg in enumerate(op.inputs)} | {problem.wanted: -1}
     order = tuple(places.get(role, -2) for role in ("x", "w", "y", "bias"))
     in_order = [tensors.get(arg.role) for arg in op.inputs] + [out]
-    *extents, out_extent = ((0, 0) if t is None else t._replace(address=0).bounds for t in in_order)
+    *extents, (low, high) = ((0, 0) if t is None else t._replace(address=0).bounds for t in in_order)
+    near = tuple((begin - high, end - low) for begin, end in extents)
     item = DTYPES[problem.out_dtype].size
     plain = binding.strides == dense_strides(binding.shape)
     strides = None if plain else tuple(s * item for s in binding.strides)
     named = {arg.name: tensors[arg.role] for arg in op.inputs if arg.role in tensors} | ({"out": out} if out else {})
     choice = engine.choose(problem, one_device(named))
-    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, tuple(extents), out_extent, told)
+    return Call(problem, choice, binding.shape, problem.out_dtype, strides, order, near, told)
 
 
 def _bound(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import numpy_backend
 from .backend import HOST, Backend, Device, Executable, Plan, Refusal
@@ -32,14 +32,20 @@ class Planned(NamedTuple):
     refusals: tuple[Refusal, ...]
 
 
+MEMORIES: list[dict[Any, Any]] = []
+"""What others remember of choices by less than `setting`."""
+
+
 def register(backend: Backend) -> None:
     """Add a back end; it is asked before all others for its kind of device."""
     BACKENDS.insert(0, backend)
+    for memory in MEMORIES:
+        memory.clear()
 
 
-def setting() -> list[Hashable]:
-    """All that a choice depends on besides the problem and the device."""
-    return [backend.setting() for backend in BACKENDS]
+def setting(device: str = "") -> list[Hashable]:
+    """All that a choice depends on besides the problem and the device, if it is made for one kind of these."""
+    return [backend.setting() for backend in BACKENDS if not device or backend.device == device]
 
 
 def choose(problem: Problem, device: Device = HOST, only: str = "") -> Choice:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from . import calls
+from . import calls, repeats
 from .backend import Device
 from .errors import SpecError
+from .libraries import torch as pytorch
 from .spec import Problem
 from .spec.check import other_inputs
 from .spec.dialects import find
@@ -74,6 +75,10 @@ def operation(kind: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def decorate(signature: Callable[P, R]) -> Callable[P, R]:
         @wraps(signature)
         def function(*args: Any, **kwargs: Any) -> Any:
+            if args and type(args[0]) in pytorch.GUARDED:
+                result = repeats.again(kind, args, kwargs)
+                if result is not None:
+                    return result
             key, result = calls.known(kind, tensors, args, kwargs)
             if result is not None:
                 return result

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from .errors import SpecError
@@ -17,6 +20,8 @@ PRECISIONS = {
 """The words for it, which are PyTorch's and Triton's."""
 
 _chosen = ""  # by the user
+_is_silent = True  # the user has chosen nothing, which is "default"
+_followed: ContextVar[str] = ContextVar("followed", default="default")
 
 
 def set_float32_precision(precision: str) -> None:
@@ -24,16 +29,37 @@ def set_float32_precision(precision: str) -> None:
 
     The CPU always computes in plain f32.
     """
-    global _chosen
-    _chosen = _word(precision, "set_float32_precision", "precision")
+    global _chosen, _is_silent
+    _chosen, _is_silent = _word(precision, "set_float32_precision", "precision"), False
 
 
 def get_float32_precision() -> str:
     """The last word of set_float32_precision(), else CONVGRAD_F32, else "default"."""
-    global _chosen
+    global _chosen, _is_silent
     if not _chosen:
-        _chosen = _word(os.environ.get("CONVGRAD_F32", "").strip() or "default", "", "CONVGRAD_F32")
+        word = os.environ.get("CONVGRAD_F32", "").strip()
+        _chosen, _is_silent = _word(word or "default", "", "CONVGRAD_F32"), not word
     return _chosen
+
+
+def is_silent() -> bool:
+    """Whether the user has not said anything: then who computes for another library does as that one."""
+    return get_float32_precision() == "default" and _is_silent
+
+
+@contextmanager
+def following(precision: str) -> Iterator[None]:
+    """Have plans that are made in a block take products as another library does, unless the user has said how."""
+    token = _followed.set(precision)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
+def in_force() -> str:
+    """How a plan that is made here takes products."""
+    return _followed.get() if is_silent() else get_float32_precision()
 
 
 def _word(value: Any, operation: str, argument: str) -> str:

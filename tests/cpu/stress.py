@@ -120,7 +120,8 @@ def leave(times):
 
 LOAD = """
 import ctypes, os, sys, time
-from convgrad.cpu.compile import jit, store
+from convgrad import store
+from convgrad.cpu.compile import jit
 if "no space" in sys.argv:
     import errno
     class Full:

@@ -103,7 +103,7 @@ def test_the_normalised_code_is_still_code() -> None:
 def test_neither_llvm_nor_a_cache_is_asked(team: int) -> None:
     code = (
         "import sys; sys.modules['llvmlite'] = None\n"
-        "from convgrad.cpu.compile import store; store.folder = store.get = store.put = None\n"
+        "from convgrad import store; store.folder = store.get = store.put = None\n"
         f"from cpu import golden; print(golden.show('depthwise', 'halves', {team}))"
     )
     done = subprocess.run(

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from convgrad import memory
-from convgrad.cpu.compile import store
+from convgrad import memory, store
 
 posix = pytest.mark.skipif(os.name != "posix", reason="owners and modes are POSIX's")
 
@@ -218,7 +217,7 @@ def test_a_full_disk_leaves_nothing_behind(place):
     # A limit on the size of files stands for the disk: a write stops in the middle, as on a full one.
     text = f"""
 import resource
-from convgrad.cpu.compile import store
+from convgrad import store
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 store.put({key(1)!r}, b"small")
 store.put({key(2)!r}, b"large" * 1000)

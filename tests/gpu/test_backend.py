@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ import pytest
 import convgrad
 from convgrad import CompileError, OutOfMemoryError, SpecError, UnsupportedError, engine
 from convgrad.backend import Device, Refusal
-from convgrad.gpu import backend, launch
+from convgrad.gpu import backend, driver, launch, recall
+from convgrad.gpu.driver import Map
 from convgrad.gpu.plan import choose
 from convgrad.gpu.plan.records import Descriptor, Launch, Plan
 from convgrad.gpu.target import current, of_kind
@@ -30,7 +32,8 @@ class Card:
         pass
 
     def __init__(self) -> None:
-        self.device_now, self.memory, self.launched, self.failure, self.full = 0, set(), [], None, False
+        self.device_now, self.memory, self.launched, self.failure, self.full = 0, set(), [], False, False
+        self.functions, self.context = {}, 0xC0
 
     @contextmanager
     def device(self, index):
@@ -56,44 +59,89 @@ class Card:
 
     def load(self, step, target, index, aligned):
         assert self.device_now == index
-        return Kernel(self, step, index, aligned)
+        kernel = Kernel(self, step, index, aligned)
+        if self.by_triton:
+            return kernel
+        self.functions[0xF00 + len(self.functions)] = kernel
+        maps = tuple(Map(9, 2, descriptor.block, 3) for descriptor in step.descriptors)
+        return launch.Loaded(0xF00 + len(self.functions) - 1, recall.Code(step.kernel, 8, 4096, maps, b""))
+
+    # The driver, which is handed pointers.
+
+    def cuTensorMapEncodeTiled(self, room, kind, rank, at, sizes, strides, box, steps, *rest):
+        assert (kind, rank.value, rest) == (9, len(sizes), (0, 3, 2, 0))
+        assert ctypes.addressof(room) % 64 == 0
+        seen = (at.value, *sizes, *strides, *box, *steps)
+        ctypes.memmove(room, (ctypes.c_int64 * len(seen))(*seen), 8 * len(seen))
+        return 0
+
+    def cuLaunchKernelEx(self, config, function, places, rest):
+        kernel, config = self.functions[function.value], config._obj
+        assert (*config.grid, *config.block, config.shared) == (kernel.step.programs, 1, 1, 256, 1, 1, 4096)
+        given = [ctypes.c_int64.from_address(place).value for place in places]
+        assert (given[-2:], rest) == ([0, 0], None), "no memory of Triton's own"
+        return kernel.launch(
+            *given[:-2], stream=config.stream, early=[config.attributes[i].name for i in range(config.count)]
+        )
+
+    def cuGetErrorString(self, status, text):
+        text._obj.value = b"out of resources"
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = self.context
+        return 0
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 0xC0 + device.value
+        return 0
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context.value
+        return 0
 
 
 class Kernel:
     """A compiled kernel, which is launched in either way."""
 
-    function, packed_metadata = 0xF00, (4, 1, 100)
-
     def __init__(self, card, step, index, aligned):
         self.card, self.step, self.index, self.aligned = card, step, index, aligned
-        self.metadata = SimpleNamespace(tensordesc_meta=[f"meta {d.tensor}" for d in step.descriptors])
-        self.run = SimpleNamespace(launch_cooperative_grid=False, launch_pdl=False)
 
     def __getitem__(self, grid):
         assert grid == (self.step.programs, 1, 1)
         return self.launch
 
-    def launch(self, *given, stream):
+    def launch(self, *given, stream, early=()):
         assert self.card.device_now == self.index
+        if not self.card.context:
+            return driver.NO_CONTEXT
+        if self.card.failure and self.card.by_triton:
+            raise RuntimeError("Triton Error [CUDA]: out of resources")
         if self.card.failure:
-            raise self.card.failure
+            return 701
+        assert [*early] == ([6] if self.step.early and not self.card.by_triton else [])
         self.card.launched.append((self.step.kernel, self.aligned, given, stream))
-
-    def direct(self, *given):
-        *grid, stream = given[:4]
-        assert tuple(grid) == (self.step.programs, 1, 1)
-        assert given[4:13] == (self.function, False, False, None, None, self.packed_metadata, None, None, None)
-        self.launch(*given[13:], stream=stream)
+        return None
 
 
 @pytest.fixture(params=["direct", "by Triton"])
 def card(monkeypatch, request):
     card = Card()
+    card.by_triton = request.param == "by Triton"
     monkeypatch.setattr(launch, "load", card.load)
-    monkeypatch.setattr(launch, "_launcher", lambda kernel: kernel.direct if request.param == "direct" else None)
-    monkeypatch.setattr(launch, "_encoded", lambda view, meta: [(view.data_ptr(), meta), *view.shape, *view.strides])
+    monkeypatch.setattr(driver, "library", lambda: card)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=card))
     return card
+
+
+def numbers(card, step):
+    """What a kernel is given besides addresses. Constants are in its code, which Triton sees to itself."""
+    if card.by_triton:
+        return tuple(value for _, value in (*step.values, *step.constants))
+    return tuple(number for _, value in step.values for number in (value if isinstance(value, tuple) else (value,)))
 
 
 def executable():
@@ -123,7 +171,7 @@ def test_kernels_get_addresses_in_their_order(card):
     assert card.asked == (run.plan.workspace, 77)
     assert not card.memory, "given back"
     step = run.plan.launches[0]
-    assert given[3:] == tuple(value for _, value in (*step.values, *step.constants))
+    assert given[3:] == numbers(card, step)
 
 
 def test_memory_that_begins_anywhere_has_kernels_of_its_own(card):
@@ -152,19 +200,44 @@ def test_areas_and_descriptors(card):
     """Areas lie side by side in one piece of memory, each aligned; descriptors see them, or tensors, from an offset."""
     seen = Descriptor("packed", "bf16", (64, 32), (32, 1), (16, 32), offset=8)
     first = Launch("pack", 3, (("w", "bf16"), ("packed", "bf16")), (("count", 5),), (("UNIT", 1),))
-    then = Launch("sums", 4, (("bits", "f32"),), (), (), descriptors=(seen, replace(seen, tensor="x", offset=0)))
+    then = Launch(
+        "sums", 4, (("bits", "f32"),), (), (), descriptors=(seen, replace(seen, tensor="x", offset=0)), early=True
+    )
     plan = Plan("sums", "sums", (first, then), (("packed", 4097), ("bits", 10)), 1e-6, ())
     assert plan.workspace == 4352 + 256
     run = launch.Executable(plan, of_kind("sm_90"), 3)
     run(0x1000, 0x2000, 0x3000, 0, 77)
     at = 1 << 40
     (_, _, given, _), (_, _, seen_by, _) = card.launched
-    assert given == (0x2000, at, 5, 1)
-    if isinstance(seen_by[0], tuple):  # encoded, which Triton does itself otherwise
-        assert seen_by == ((at + 16, "meta packed"), 64, 32, 32, 1, (0x1000, "meta x"), 64, 32, 32, 1, at + 4352)
-    else:
+    assert given == (0x2000, at, *numbers(card, first))
+    if card.by_triton:  # which encodes them itself
         assert [view.data_ptr() for view in seen_by[:2]] == [at + 16, 0x1000]
         assert seen_by[2] == at + 4352
+    else:
+        assert seen_by == (at + 16, 64, 32, 32, 1, 0x1000, 64, 32, 32, 1, at + 4352)
+
+
+def test_what_the_copy_engine_is_told():
+    """Axes from the innermost one, strides but that one in bytes, and boxes with the elements that are left out."""
+    card = Card()
+    driver.library, before = (lambda: card), driver.library
+    try:
+        seen = Descriptor("x", "bf16", (5, 64, 32), (2048, 32, 1), (2, 16, 8), steps=(1, 2, 1))
+        found = driver.encode(seen, Map(9, 2, (2, 16, 8), 3), 0x1000)
+    finally:
+        driver.library = before
+    told = (ctypes.c_int64 * 12).from_buffer(found)
+    assert [*told] == [0x1000, 32, 64, 5, 64, 4096, 8, 32, 2, 1, 2, 1]
+
+
+def test_a_thread_that_has_not_used_the_device(card):
+    run = executable()
+    card.context = 0
+    if card.by_triton:
+        return  # it sees to that itself
+    run(0x1000, 0x2000, 0x3000, 0, 7)
+    assert card.context == 0xC3
+    assert len(card.launched) == 2
 
 
 def test_moved_launches_take_other_memory():
@@ -176,14 +249,12 @@ def test_moved_launches_take_other_memory():
 
 def test_failures_are_told_and_leave_nothing_behind(card):
     run = executable()
-    card.failure = RuntimeError("Triton Error [CUDA]: out of resources")
-    with pytest.raises(
-        CompileError, match=r"weights was not launched on sm_90: Triton Error \[CUDA\]: out of resources"
-    ):
+    card.failure = True
+    with pytest.raises(CompileError, match=r"weights was not launched on sm_90: .*out of resources"):
         run(0, 0, 0, 0)
     assert not card.memory
     assert card.device_now == 0
-    card.failure = None
+    card.failure = False
     run(0, 0, 0, 0)
     assert len(card.launched) == 2, "the next call is as good as any"
     card.full = True
@@ -193,7 +264,7 @@ def test_failures_are_told_and_leave_nothing_behind(card):
 
 def test_a_kernel_is_compiled_once_for_a_device(monkeypatch):
     built = []
-    monkeypatch.setattr(launch, "build", lambda *given: built.append(given) or len(built))
+    monkeypatch.setattr(recall, "find", lambda *given: built.append(given) or len(built))
     monkeypatch.setattr(launch, "_loaded", {})
     steps = choose.plan(Problem.parse(LINE), of_kind("sm_90")).launches
     found = [launch.load(step, of_kind("sm_90"), index, True) for index in (0, 0, 1) for step in steps]
@@ -202,8 +273,12 @@ def test_a_kernel_is_compiled_once_for_a_device(monkeypatch):
     def fail(*given):
         raise ValueError("no such instruction")
 
-    monkeypatch.setattr(launch, "build", fail)
+    monkeypatch.setattr(recall, "find", fail)
     with pytest.raises(CompileError, match="the GPU kernel weights did not compile: no such instruction"):
+        launch.load(steps[0], of_kind("sm_90"), 2, True)
+    monkeypatch.setattr(recall, "find", lambda *given: recall.Code("weights", 4, 0, (), b""))
+    monkeypatch.setattr(driver, "library", lambda: exec("raise OSError('no driver')"))
+    with pytest.raises(CompileError, match="the GPU kernel weights was not loaded on sm_90: no driver"):
         launch.load(steps[0], of_kind("sm_90"), 2, True)
 
 
@@ -222,8 +297,9 @@ def made_up(monkeypatch, **changes):
         clock_rate=1980000, memory_clock_rate=3201000, memory_bus_width=6144,
     ) | changes  # fmt: skip
     cuda = SimpleNamespace(
-        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: SimpleNamespace(**found)
-    )
+        is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda index: SimpleNamespace(**found),
+        current_device=lambda: 0, caching_allocator_delete=lambda at: None,
+    )  # fmt: skip
     torch = SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))
     monkeypatch.setattr(backend, "import_module", lambda name: torch)
     monkeypatch.setattr(backend, "_is_installed", lambda name: True)
@@ -258,6 +334,32 @@ def test_a_newer_gpu_counts_as_the_newest_known(monkeypatch):
     target = backend.machine(Device("cuda", 0))
     assert (target.capability, target.matrix) == (110, of_kind("sm_100").matrix)
     current.cache_clear()
+
+
+def test_results_are_made_on_the_current_device_the_quicker_way(monkeypatch):
+    """And on another one in the plain way."""
+    now, made = [0], []
+
+    def maker(way):
+        return lambda *given, **how: made.append((way, *given)) or SimpleNamespace(data_ptr=lambda: 0x7000)
+
+    torch = made_up(monkeypatch)
+    torch.Tensor = SimpleNamespace
+    torch.bfloat16, torch.device = "bf16", lambda *place: place
+    torch.empty_strided = maker("plain")
+    torch.cuda.OutOfMemoryError = MemoryError
+    torch._C = SimpleNamespace(_cuda_getDevice=lambda: now[0])
+    torch._C._dynamo = SimpleNamespace(guards=SimpleNamespace(_empty_strided_cuda=maker("quick")))
+    backend._makers.cache_clear()
+    like = SimpleNamespace(device=SimpleNamespace(index=0))
+    assert backend.empty((2, 3), "bf16", (2, 4), like)[1] == 0x7000
+    now[0] = 1
+    backend.empty((2, 3), "bf16", None, like)
+    del torch._C._cuda_getDevice
+    backend._makers.cache_clear()
+    backend.empty((2, 3), "bf16", None, like)
+    backend._makers.cache_clear()
+    assert made == [("quick", (2, 3), (1, 2), "bf16"), *[("plain", (2, 3), (3, 1))] * 2]
 
 
 def test_tensors_on_a_device_are_opened_where_they_are():

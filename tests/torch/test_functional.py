@@ -435,9 +435,9 @@ def test_calls_are_remembered():
 
     x, w = whole(1, 3, 9, 9), whole(2, 3, 3, 3)
     convgrad.torch.conv2d(x, w)
-    before = len(plans._steps)
+    before = len(plans._steps.plans)
     convgrad.torch.conv2d(x, w)
-    assert len(plans._steps) == before
+    assert len(plans._steps.plans) == before
     assert Call(x, w, None, (7, 7), (1, 1), (0, 0), (1, 1), 1).shape("y") == (1, 2, 7, 7)
 
 

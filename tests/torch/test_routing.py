@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import convgrad.torch
 import problems
+from convgrad.backend import HOST
 from convgrad.cpu.target import Tiles
 from convgrad.spec.problem import Problem
 from convgrad.torch import plans, policy, routing
@@ -246,24 +247,23 @@ def test_rules_mean_what_they_say(text, left):
 
 
 def test_machines_on_which_pytorch_is_expected_to_be_ahead(monkeypatch):
-    """A GPU, on which nothing was measured, and a CPU whose tiles PyTorch uses, unless we do as well."""
+    """A CPU whose tiles PyTorch uses, unless we do as well."""
     p = Problem.parse("x bf16 n2 g1 cx64 cy64 x9x9 w3x3 y9x9 s1x1 d1x1 p1x1 x@nxc y@nxc")
-    assert not policy.hindrance(p, "cpu", "fast")
-    assert "GPUs" in policy.hindrance(p, "cuda", "fast")
+    assert not policy.hindrance(p, HOST, "fast")
     monkeypatch.setattr(policy, "_has_tiles", lambda: True)
-    assert "AMX" in policy.hindrance(p, "cpu", "fast")
-    assert not policy.hindrance(replace(p, dtype="f32", out_dtype="f32"), "cpu", "fast")
-    assert not policy.hindrance(p, "cuda", "all")
+    assert "AMX" in policy.hindrance(p, HOST, "fast")
+    assert not policy.hindrance(replace(p, dtype="f32", out_dtype="f32"), HOST, "fast")
+    assert not policy.hindrance(p, HOST, "all")
     target = replace(policy.cpu.machine(), tiles=Tiles(("bf16",)))
     monkeypatch.setattr(policy.cpu, "machine", lambda: target)
-    assert not policy.hindrance(p, "cpu", "fast")
-    assert "AMX" in policy.hindrance(replace(p, cy=34), "cpu", "fast")  # which steps of 16 pairs do not divide well
-    assert not policy.hindrance(replace(p, cx=34), "cpu", "fast")
+    assert not policy.hindrance(p, HOST, "fast")
+    assert "AMX" in policy.hindrance(replace(p, cy=34), HOST, "fast")  # which steps of 16 pairs do not divide well
+    assert not policy.hindrance(replace(p, cx=34), HOST, "fast")
     volume = Problem.parse("x bf16 n1 g1 cx64 cy64 x9x9x9 w3x3x3 y9x9x9 s1x1x1 d1x1x1 p1x1x1 x@nxc y@nxc")
-    assert "many taps" in policy.hindrance(volume, "cpu", "fast")
-    assert not policy.hindrance(replace(volume, wanted="w"), "cpu", "fast")
+    assert "many taps" in policy.hindrance(volume, HOST, "fast")
+    assert not policy.hindrance(replace(volume, wanted="w"), HOST, "fast")
     monkeypatch.setattr(policy, "_has_tiles", lambda: False)
-    assert not policy.hindrance(volume, "cpu", "fast")
+    assert not policy.hindrance(volume, HOST, "fast")
 
 
 def test_mistakes_are_told_by_pytorch():
@@ -295,6 +295,24 @@ def test_uninstall_restores_exactly():
             convgrad.torch.uninstall()
             assert registered() == before
     assert not seen
+
+
+OVERRIDES = """
+import torch
+from convgrad.torch import routing
+
+def make(stock, device, asked):
+    return lambda keyset, x: stock.call_boxed(keyset, x) + 1
+
+routing._override("relu", make, "cpu", routing.Setting())
+assert torch.relu(torch.tensor([-1.0])) == 1
+"""
+
+
+def test_a_kernel_of_the_very_key_is_replaced_without_a_warning():
+    """As that of convolution_backward is on CUDA: PyTorch warns of it, once in a process."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", OVERRIDES], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_blocks_within_blocks():

@@ -7,7 +7,7 @@ tensor on such a device.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backend import Device, Executable, Refusal, Tensor
 from ..dtypes import DTYPES
 from ..errors import OutOfMemoryError
-from ..precision import get_float32_precision
+from ..precision import get_float32_precision, in_force
 from ..spec.problem import Ints, Problem, dense_strides
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ device = "cuda"
 TORCH_NAMES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
 
 
-def setting() -> Hashable:
-    """How products of f32 are taken."""
-    return get_float32_precision()
+setting: Callable[[], Hashable] = get_float32_precision  # without a step between: each call asks
 
 
 def load(problem: Problem, device: Device) -> Executable | Refusal:
@@ -39,19 +37,24 @@ def load(problem: Problem, device: Device) -> Executable | Refusal:
     if reason := hindrance(device):
         return Refusal(name, reason)
     target = machine(device)
-    precision = get_float32_precision()
-    found = _plan(problem, target, precision)
-    if isinstance(found, Refusal):
-        return found
+    precision = in_force()
+    from . import recall
     from .launch import Executable
+
+    def planned(aligned: bool) -> Plan | Refusal:
+        def make() -> Plan | Refusal:
+            return _plan(problem, target, precision, aligned)
+
+        return recall.plan(problem, target, (precision, aligned), make)
 
     def anywhere() -> Plan:
         """The plan for tensors that begin anywhere: the last level asks nothing of them."""
-        plan = _plan(problem, target, precision, aligned=False)
+        plan = planned(aligned=False)
         assert not isinstance(plan, Refusal), plan
         return plan
 
-    return Executable(found, target, device.index, anywhere)
+    found = planned(aligned=True)
+    return found if isinstance(found, Refusal) else Executable(found, target, device.index, anywhere)
 
 
 def plan(problem: Problem, device: Device) -> Plan | Refusal:
@@ -59,10 +62,10 @@ def plan(problem: Problem, device: Device) -> Plan | Refusal:
     if kind := os.environ.get("CONVGRAD_GPU_TARGET", ""):
         from .target import of_kind
 
-        return _plan(problem, of_kind(kind), get_float32_precision())
+        return _plan(problem, of_kind(kind), in_force())
     if reason := hindrance(device):
         return Refusal(name, reason)
-    return _plan(problem, machine(device), get_float32_precision())
+    return _plan(problem, machine(device), in_force())
 
 
 def _plan(problem: Problem, target: Target, precision: str, aligned: bool = True) -> Plan | Refusal:
@@ -115,10 +118,32 @@ def empty(shape: Ints, dtype: str, strides: Ints | None, like: Any) -> tuple[Any
     index = like.device.index if isinstance(like, torch.Tensor) else int(like.__dlpack_device__()[1])
     kind = getattr(torch, TORCH_NAMES[dtype])
     try:
-        made = torch.empty_strided(shape, steps, dtype=kind, device=torch.device("cuda", index))
+        quick = quick_empty(index)
+        if quick is not None:
+            made = quick(shape, steps, kind)
+        else:
+            made = torch.empty_strided(shape, steps, dtype=kind, device=torch.device("cuda", index))
     except torch.cuda.OutOfMemoryError:
         raise OutOfMemoryError(f"no memory on cuda {index} for a result of shape {shape} in {dtype}") from None
     return made, made.data_ptr()
+
+
+def quick_empty(index: int) -> Callable[..., Any] | None:
+    """What Inductor's code makes tensors with, in a third of the time, on the current device; None if that is another.
+
+    It takes shape, strides and element type.
+    """
+    make, current = _makers()
+    return make if make is not None and current() == index else None
+
+
+@lru_cache(maxsize=1)
+def _makers() -> tuple[Any, Any]:
+    """What makes tensors on the current device, and what tells which one that is; None where PyTorch has it not."""
+    inner: Any = getattr(import_module("torch"), "_C", None)
+    current = getattr(inner, "_cuda_getDevice", None)
+    guards = getattr(getattr(inner, "_dynamo", None), "guards", None)
+    return getattr(guards, "_empty_strided_cuda", None) if current is not None else None, current
 
 
 def duplicate(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -30,19 +30,59 @@ def owns(value: Any) -> bool:
     return torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor)
 
 
+GUARDED: frozenset[type] = frozenset()
+"""Types of values that `guard` tells apart, once PyTorch is there."""
+
+_guards: Any = None
+
+
 def keyed() -> tuple[type, ...]:
     """Plain tensors and parameters: subclasses may have no memory of their own."""
+    global GUARDED, _guards
     torch: Any = sys.modules["torch"]
     share_threads(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu"))
     known = hasattr(torch._C, "_dispatch_keys") and hasattr(torch._C.DispatchKeySet, "raw_repr")
-    return (torch.Tensor, torch.nn.Parameter) if known else ()
+    plain = (torch.Tensor, torch.nn.Parameter) if known else ()
+    _guards = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+    GUARDED = frozenset(plain if _guards is not None else ())
+    _questions()
+    return plain
+
+
+def guard(values: Sequence[Any]) -> Callable[..., bool] | None:
+    """What tells whether other values are like these in all that `look` has in its key, and ask for gradients or not
+    as these do; None if nothing can.
+
+    PyTorch's own: of torch.compile, which asks it before it runs what it has compiled.
+    """
+    if not GUARDED.issuperset(map(type, values)):
+        return None
+    sizes, strides = [[*value.shape] for value in values], [[*value.stride()] for value in values]
+    try:
+        check: Callable[..., bool] = _guards(*values, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        return check if check(*values) else None  # it refuses a tensor that comes twice
+    except (RuntimeError, TypeError, SystemError):
+        return None  # Not as this version of PyTorch has it.
+
+
+def is_watched() -> bool:
+    """Whether somebody looks on at what is called whom `guard` does not see: torch.compile, or forward-mode
+    differentiation.
+    """
+    functions = _functions
+    return bool(functions[2]() or functions[4]._current_level >= 0)
+
+
+def is_grad_enabled() -> bool:
+    """Whether autograd looks on."""
+    return bool(_functions[3]())
 
 
 def look(value: Any) -> tuple[Hashable, int] | None:
     """What binding looks at, and the address. PyTorch's dispatch keys tell everything else of a tensor: the kind of its
     device, whether it is sparse, nested or quantized, has a sign pending, or stands for others.
     """
-    dispatch_keys, is_tracing, is_compiling, is_grad_enabled, forward_ad = _functions or _questions()
+    dispatch_keys, is_tracing, is_compiling, is_grad_enabled, forward_ad, _ = _functions or _questions()
     try:
         at = value.data_ptr()
         if is_compiling() or not at or is_tracing() or (value.requires_grad and is_grad_enabled()):
@@ -67,6 +107,7 @@ def _questions() -> tuple[Any, ...]:
         torch.compiler.is_compiling,
         torch.is_grad_enabled,
         torch.autograd.forward_ad,
+        torch.autograd.graph.increment_version,
     )
     return _functions
 
@@ -184,6 +225,11 @@ def written(value: Any) -> None:
     """Let PyTorch know: its autograd refuses what it had saved of the old values."""
     if not value.is_inference():
         sys.modules["torch"].autograd.graph.increment_version(value)
+
+
+def count_change(value: Any) -> None:
+    """`written` of one that is known to be no inference tensor."""
+    _functions[5](value)
 
 
 def context(value: Any) -> int:

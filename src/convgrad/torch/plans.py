@@ -8,8 +8,8 @@ plan up, makes memory for the result, and hands addresses over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,15 +18,16 @@ from .. import engine
 from ..backend import Device, Executable
 from ..cpu.threads.count import get_num_threads
 from ..errors import OutOfMemoryError, SpecError
+from ..gpu import backend as gpu
 from ..libraries import torch as library
+from ..precision import following
 from ..spec.check import broken, values
 from ..spec.problem import Ints, Problem, Role, dense_strides, settle
 from ..spec.table import ALGORITHMS
+from .memory import Memory, float32_precision, setting
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
 """The element types that are computed, by oneDNN's names."""
-
-MOST_PLANS = 4096  # are kept
 
 library.keyed()  # says whose threads compute
 
@@ -58,9 +59,6 @@ _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_on_cpu: Callable[[Ints, Ints, torch.dtype], Tensor] = getattr(_guards, "_empty_strided_cpu", _empty)
 
 
-_num_threads = torch.get_num_threads
-
-
 class Step(NamedTuple):
     """One result, and what computes it."""
 
@@ -81,6 +79,10 @@ class Step(NamedTuple):
         try:
             if like.is_cpu:
                 return _empty_on_cpu(shape, strides, dtype)
+            quick = gpu.quick_empty(like.get_device()) if like.is_cuda else None
+            if quick is not None:
+                made: Tensor = quick(shape, strides, dtype)
+                return made
             return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)
         except RuntimeError as error:
             if "alloc" not in str(error):
@@ -88,7 +90,7 @@ class Step(NamedTuple):
             raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
 
 
-_steps: dict[Hashable, Step] = {}
+_steps: Memory[Step] = Memory()
 
 
 def compute(
@@ -117,29 +119,14 @@ def step_for(
     algorithm: str = "direct",
 ) -> Step:
     """The step of a call, made now or remembered. A mistake of the caller is a SpecError."""
-    parts: list[Any] = [wanted, result, geometry, algorithm]
-    for role, tensor in tensors.items():
-        parts += (role, tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-    if bias is not None:
-        parts += (bias.dtype, bias.shape, bias.stride(), bias.device)
-    key = (*parts, *setting())
-    step = _steps.get(key)
-    if step is None:
-        step = keep(_steps, key, make_step(wanted, tensors, bias, result, geometry, algorithm))
-    return step
-
-
-def setting() -> tuple[Hashable, ...]:
-    """What a plan depends on besides its tensors and the geometry."""
-    return _num_threads(), *engine.setting()
-
-
-def keep(plans: dict[Hashable, Any], key: Hashable, plan: Any) -> Any:
-    """Remember a plan. All are dropped when they are too many, which shapes that never come again have filled."""
-    if len(plans) >= MOST_PLANS:
-        plans.clear()
-    plans[key] = plan
-    return plan
+    given = [*tensors.values()] if bias is None else [*tensors.values(), bias]
+    how = (wanted, *tensors, *result, *geometry, algorithm)
+    return _steps.find(
+        given,
+        how,
+        setting("cpu" if given[0].is_cpu else given[0].device.type),
+        lambda: make_step(wanted, tensors, bias, result, geometry, algorithm),
+    )
 
 
 def make_step(
@@ -157,7 +144,8 @@ def make_step(
 
 def load(problem: Problem, result: Result, first: Tensor) -> Step:
     """The step of a problem, ready to be computed where a tensor is."""
-    choice = engine.choose(problem, Device(first.device.type, first.device.index or 0))
+    with following(float32_precision()):
+        choice = engine.choose(problem, Device(first.device.type, first.device.index or 0))
     # PyTorch's own threads compute: no more than it may use itself, and no more than are asked of us.
     threads = min(torch.get_num_threads(), get_num_threads())
     context = library.context(first) + threads if first.device.type == "cpu" else 0

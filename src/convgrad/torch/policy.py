@@ -6,14 +6,18 @@ than two runs of the same differ. `benchmarks/routed.py` prints a table of both,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from ..backend import Device
 from ..cpu import backend as cpu
+from ..gpu import backend as gpu
 from ..spec.problem import Problem
+from .memory import float32_precision
 
 POLICIES = ("fast", "all")
 
@@ -32,6 +36,8 @@ class Rule(NamedTuple):
     cy: tuple[int, int] = (1, MANY)
     taps: tuple[int, int] = (1, MANY)
     dilation: tuple[int, int] = (1, MANY)
+    stride: tuple[int, int] = (1, MANY)
+    rank: tuple[int, int] = (1, 3)
 
     def fits(self, p: Problem) -> bool:
         """Whether a problem is of this kind."""
@@ -46,6 +52,8 @@ class Rule(NamedTuple):
             and self.cy[0] <= p.cy <= self.cy[1]
             and self.taps[0] <= prod(p.w) <= self.taps[1]
             and self.dilation[0] <= max(p.dilation) <= self.dilation[1]
+            and self.stride[0] <= max(p.stride) <= self.stride[1]
+            and self.rank[0] <= p.rank <= self.rank[1]
         )
 
 
@@ -71,15 +79,85 @@ TILE_RULES = (
 TILES = 16  # channels from which PyTorch's AMX kernels are far ahead of those that multiply vectors: 3 to 16 times
 
 
-def hindrance(p: Problem, device: str, policy: str) -> str:
-    """Why a gradient that could be computed on a kind of device is left to PyTorch; nothing if it is taken."""
+FIRST = (False,)
+
+# Measured on an H200 with cold caches, PyTorch 2.11 and cuDNN 9.19, which tried all ways. `benchmarks/gpu_policy.py`
+# compares rules with what `benchmarks/gpu.py` has measured. Of transposed layers, y is the gradient of data.
+GPU_RULES: dict[str, tuple[Rule, ...]] = {
+    "bf16": (
+        Rule("a kernel of 1, few channels", "xyw", "bf16", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.40, 0.57
+        Rule("weights of a kernel of 1", "w", "bf16", LAST, (1, 1), (512, MANY), (512, MANY), (1, 1)),  # 0.76, 0.87
+        Rule(
+            "strided weights", "w", "bf16", LAST, (1, 1), (64, MANY), (64, MANY), (2, 16), stride=(2, 2)
+        ),  # 0.88 and up
+        Rule("weights of a large stride", "w", "bf16", FIRST, (1, 1), (64, MANY), stride=(5, MANY)),  # 0.92
+    ),
+    "tf32": (
+        Rule("a kernel of 1", "xy", "f32", FIRST, (1, 1), (32, MANY), (32, MANY), (1, 1)),  # 0.32 to 0.40
+        # 0.39 to 0.87
+        Rule("a dense kernel", "xy", "f32", FIRST, (1, 8), (32, MANY), (32, MANY), (2, 9), (1, 2), (1, 1), (2, 2)),
+        Rule(
+            "a kernel of many taps", "xy", "f32", FIRST, (1, 1), (32, MANY), (32, MANY), (10, MANY), stride=(2, 8)
+        ),  # 0.75
+        Rule("a transposed kernel of 2x2", "y", "f32", LAST, (1, 1), taps=(4, 4), stride=(2, 2)),  # 0.86
+        Rule("weights of a kernel of 1", "w", "f32", groups=(1, 1), taps=(1, 1)),  # 0.17 to 0.78
+        Rule("weights of up to 4 channels", "w", "f32", groups=(1, 1), cx=(1, 4), taps=(2, 9)),  # 0.55, 0.73
+        Rule("weights of a kernel of 2x2", "w", "f32", groups=(1, 1), taps=(4, 4), stride=(2, 2)),  # 0.49 to 0.91
+        Rule("weights of few taps in 1D", "w", "f32", groups=(1, 1), taps=(2, 3), rank=(1, 1)),  # 0.64, 0.78
+        Rule("depthwise weights", "w", "f32", LAST, (2, MANY), (1, 1), (1, 1), (9, 9), stride=(1, 1)),  # 0.71
+    ),
+    "default": (
+        Rule("up to 4 channels", "xyw", "f32", groups=(1, 1), cx=(1, 4), taps=(2, 49)),  # 0.27 to 0.86
+        # 0.56 to 0.86
+        Rule("a dense kernel", "xy", "f32", FIRST, (1, 8), (32, 128), (32, 128), (2, 9), stride=(1, 2), rank=(2, 2)),
+        Rule("a long kernel in groups", "xy", "f32", groups=(2, MANY), cx=(8, MANY), taps=(64, MANY)),  # 0.82, 0.86
+        # 0.27 to 0.76
+        Rule(
+            "weights of a dense kernel",
+            "w",
+            "f32",
+            groups=(1, 8),
+            cx=(32, MANY),
+            taps=(2, 9),
+            dilation=(1, 1),
+            stride=(1, 1),
+            rank=(2, 2),
+        ),
+        Rule("weights of a kernel of 1", "w", "f32", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.50
+        Rule("depthwise weights", "w", "f32", LAST, (2, MANY), (1, 1), (1, 1), (9, 9), stride=(1, 1)),  # 0.71
+    ),
+}
+
+MEASURED = 90  # the compute capability, times ten, of the GPU that rules are for
+
+
+def hindrance(p: Problem, device: Device, policy: str, forward: bool = False) -> str:
+    """Why a result that could be computed on a device is left to PyTorch; nothing if it is taken."""
     if policy == "all":
         return ""
-    if device == "cuda":
-        return 'training steps with our kernels for GPUs have not been measured; the policy "all" takes them'
+    if device.kind == "cuda":
+        capability = gpu.machine(device).capability
+        if capability != MEASURED:
+            kind = f"{capability // 10}.{capability % 10}"
+            return f'GPUs of compute capability {kind} have not been measured; the policy "all" takes all that they can'
+        return on_gpu(p, float32_precision(), forward)
     if p.dtype == "bf16" and min(p.cx, p.cy) >= TILES and _has_tiles() and not _in_tiles(p):
         return "PyTorch multiplies bfloat16 by AMX tiles on this CPU, and is expected to be quicker"
     for rule in (*RULES, *(TILE_RULES if _has_tiles() else ())):
+        if rule.fits(p):
+            return f"{rule.what}: PyTorch is expected to be quicker"
+    return ""
+
+
+def on_gpu(p: Problem, precision: str, forward: bool) -> str:
+    """The same on a GPU of the kind that was measured; `precision` says how products of f32 are taken."""
+    if forward:
+        return "forward passes on GPUs have not been measured"
+    word = {"f32": precision, "f16": "bf16"}.get(p.dtype, p.dtype)  # f16 has the kernels of bf16, on both sides
+    if word not in GPU_RULES:
+        return f"products in {word} have not been measured on GPUs"
+    p = replace(p, dtype="bf16") if p.dtype == "f16" else p
+    for rule in GPU_RULES[word]:
         if rule.fits(p):
             return f"{rule.what}: PyTorch is expected to be quicker"
     return ""

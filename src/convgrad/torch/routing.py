@@ -7,8 +7,10 @@ itself. How a call is computed is decided when its key is new, and kept; results
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,11 +18,13 @@ import torch
 from torch import Tensor
 
 from .. import engine
+from ..backend import Device
 from ..errors import ConvgradError, SpecError
 from ..spec.check import broken
 from ..spec.problem import Role
 from ..spec.table import ALGORITHMS
-from .plans import NAMES, Geometry, Result, Step, describe, keep, load, setting, strides_in
+from .memory import Memory, setting
+from .plans import NAMES, Geometry, Result, Step, describe, load, strides_in
 from .policy import POLICIES, hindrance
 from .report import Entry, Report
 
@@ -186,16 +190,30 @@ def _override(name: str, make: Callable[[Any, str, Setting], Any], device: str, 
     stock = torch.library.get_kernel(f"aten::{name}", key)
     registry: Any = torch.library  # has no types
     library = registry.Library("aten", "IMPL", key)
-    library.impl(name, make(stock, device, asked), key, with_keyset=True)
+    with _silence(f"aten::{name}", key):
+        library.impl(name, make(stock, device, asked), key, with_keyset=True)
     _router.libraries.append(library)
     # Another thread may be about to call it when it is taken away, so it lives on: a few hundred bytes.
     _router.kernels.append(torch.library.get_kernel(f"aten::{name}", key))
 
 
+@contextmanager
+def _silence(operator: str, key: str) -> Iterator[None]:
+    """No warning of PyTorch's that a kernel takes the place of another one, which is what was asked for.
+
+    On CUDA the operators have kernels of that very key; on the CPU one for all devices, which nothing takes away.
+    """
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, key):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
+        yield
+
+
 def _backward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the backward pass on a kind of device."""
-    routes: dict[Hashable, Any] = {}  # of this setting: a thread may end to plan when it has changed
-    on_host = device == "cpu"  # with a tensor anywhere else, PyTorch would call its kernel
+    routes: Memory[Route] = Memory()  # of this setting: a thread may end to plan when it has changed
 
     def backward(
         keyset: Any,
@@ -211,18 +229,9 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
         groups: int,
         mask: Mask,
     ) -> Any:
-        # Written out: this is much of what a small problem costs here.
-        key = (
-            (grad.dtype, grad.shape, grad.stride(), x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
-            (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups, tuple(mask)),
-            _setting(),
-            () if on_host else (grad.device, x.device, w.device),
-        )
-        route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
-        if route is None:
-            made = _plan_backward(grad, x, w, bias_sizes, Attributes(*how), mask, asked)
-            route = keep(routes, key, made)
+        plan = partial(_plan_backward, grad, x, w, bias_sizes, how, mask, asked)
+        route = routes.find((w, grad, x), (*how, mask), _setting(device), plan)
         data, weights, bias, rest, others, entries = route
         dx = dw = db = None
         begin = perf_counter()
@@ -247,8 +256,7 @@ def _backward(stock: Any, device: str, asked: Setting) -> Any:
 
 def _forward(stock: Any, device: str, asked: Setting) -> Any:
     """What takes the place of PyTorch's kernel of the forward pass on a kind of device."""
-    routes: dict[Hashable, Any] = {}
-    on_host = device == "cpu"
+    routes: Memory[ForwardRoute] = Memory()
 
     def forward(
         keyset: Any,
@@ -262,18 +270,10 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
         output_padding: Ints,
         groups: int,
     ) -> Any:
-        key = (
-            (x.dtype, x.shape, x.stride(), w.dtype, w.shape, w.stride()),
-            None if bias is None else (bias.dtype, bias.shape, bias.stride(), bias.device),
-            (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), transposed, groups),
-            _setting(),
-            () if on_host else (x.device, w.device),
-        )
-        route = routes.get(key)
         how = (stride, padding, dilation, transposed, output_padding, groups)
-        if route is None:
-            route = keep(routes, key, _plan_forward(x, w, bias, Attributes(*how), asked))
-        step, entry = route
+        tensors = (x, w) if bias is None else (x, w, bias)
+        plan = partial(_plan_forward, x, w, bias, how, asked)
+        step, entry = routes.find(tensors, how, _setting(device), plan)
         begin = perf_counter()
         if step is None:
             out = stock.call_boxed(keyset, x, w, bias, *how)
@@ -286,17 +286,18 @@ def _forward(stock: Any, device: str, asked: Setting) -> Any:
     return forward
 
 
-def _setting() -> tuple[Hashable, ...]:
+def _setting(device: str) -> Hashable:
     """What a route depends on besides tensors and attributes. PyTorch chooses memory formats by whether it may use
     oneDNN.
     """
-    return _may_use_onednn(), setting()
+    return _may_use_onednn(), setting(device)
 
 
 def _plan_backward(
-    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Ints | None, attributes: Attributes, mask: Mask, asked: Setting
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: Ints | None, how: Any, mask: Mask, asked: Setting
 ) -> Route:
     """How a backward pass is computed."""
+    attributes = Attributes(*how)
     transposed = attributes.transposed
     others = (0, *range(2, grad.dim()))
     steps: dict[str, Step] = {}
@@ -326,19 +327,19 @@ def _plan_backward(
     return Route(data, weights, mask[2] and not rest[2], rest if any(rest) else None, others, entries)
 
 
-def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, attributes: Attributes, asked: Setting) -> ForwardRoute:
+def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, how: Any, asked: Setting) -> ForwardRoute:
     """How a forward pass is computed."""
+    attributes = Attributes(*how)
     transposed = attributes.transposed
     reason = _refusal(x, w, *(() if bias is None else (bias,)))
     found: Step | str = reason
     if not reason:
-        how = list(attributes)
         shape = torch._C._conv_output_shape(x, w, *how) if hasattr(torch._C, "_conv_output_shape") else None
         if shape is None:
             shape = tuple(torch.ops.aten.convolution(x.to("meta"), w.to("meta"), None, *how).shape)
         result = Result(shape, strides_in(shape, _lies_last(x, w, bias, attributes)), x.dtype)
         given: dict[Role, Tensor] = {"y" if transposed else "x": x, "w": w}
-        found = _step("x" if transposed else "y", given, bias, result, attributes, asked)
+        found = _step("x" if transposed else "y", given, bias, result, attributes, asked, forward=True)
     layer = f"{_layer(x, w, attributes)} forward"
     if isinstance(found, Step):
         return ForwardRoute(found, _router.report.entry(layer, _told(found)))
@@ -371,13 +372,15 @@ def _step(
     result: Result,
     attributes: Attributes,
     asked: Setting,
+    forward: bool = False,
 ) -> Step | str:
-    """The step for a gradient, or why it is left to PyTorch."""
+    """The step for a result, or why it is left to PyTorch."""
     try:
         geometry = attributes.geometry(len(result.shape) - 2)
         problem = describe(wanted, given, bias, result, geometry, asked.algorithm)
         first = next(iter(given.values()))
-        reason = hindrance(problem, first.device.type, asked.policy)
+        device = Device(first.device.type, first.device.index or 0)
+        reason = hindrance(problem, device, asked.policy, forward)
         if reason:
             return reason
         step = load(problem, result, first)

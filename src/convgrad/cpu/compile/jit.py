@@ -17,8 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ... import store
 from ...errors import CompileError
-from . import elf, store
+from . import elf
 
 # Part of every key. Raise it when the passes or the options in `llvm` change, or what an object file here means.
 PIPELINE = 1

@@ -12,11 +12,12 @@ import os
 from functools import lru_cache
 from hashlib import sha256
 
+from ... import store
 from ...backend import Refusal
 from ...spec.problem import Problem
 from .. import BEGUN
 from ..target import Target
-from . import jit, store
+from . import jit
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # Plans and code depend on every file below cpu/, and on these. A test compares them with what is imported there.

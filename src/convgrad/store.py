@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...memory import size_setting, warn_of_setting
+from .memory import size_setting, warn_of_setting
 
 # A file is MAGIC, the key (32 bytes), the SHA-256 of magic, key and content (32 bytes), then the content.
 MAGIC = b"convgrad object 1\n"
