@@ -10,31 +10,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from boxes import copy, numbers, seen
+from boxes import copy, numbers, parts_of, seen, split
 
 SOURCE, CHANNEL, PHASE, TAP, TAPS, FIRST = 0, 1, 2, 5, 8, 11  # where a view has its entries
-
-
-def parts_of(values: np.ndarray, count: int) -> list[np.ndarray]:
-    found = []
-    for _ in range(count):
-        found.append(values if count == 1 else values.astype(ml_dtypes.bfloat16).astype(float))
-        values = values - found[-1]
-    return found
-
-
-def split(launch: Any, given: np.ndarray) -> np.ndarray:
-    """The input in three parts, each with its channels side by side."""
-    n = numbers(launch)
-    images = launch.programs // (-(-prod(n.sizes) // n.PIXELS) * -(-n.made // n.CHANNELS))
-    found = np.zeros((images, *n.sizes, n.made))
-    for image, *at, c in np.ndindex(images, *n.sizes, n.all_channels):
-        place = (image, c // n.group_channels, c % n.group_channels, *at)
-        found[(image, *at, c)] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
-    assert found.size == n.part_stride
-    return np.concatenate([part.reshape(-1) for part in parts_of(found, 3)])
 
 
 def pack(launch: Any, w: np.ndarray) -> np.ndarray:

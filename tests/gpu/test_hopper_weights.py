@@ -41,6 +41,10 @@ PROBLEMS = {
     "dense in f32": f"w f32 n2 g1 cx36 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
     "strided in f32": f"w f32 n3 g2 cx12 cy10 x9x8 w3x2 y4x4 s2x2 d1x1 p0x1 {NXC}",
     "grouped in f32": f"w f32 n2 g3 cx5 cy6 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
+    "pointwise in f32": f"w f32 n3 g1 cx40 cy20 x6x7 w1x1 y6x7 s1x1 d1x1 p0x0 {NXC}",
+    "f32, channels first": "w f32 n2 g1 cx20 cy12 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1",
+    "stem in f32, channels first": "w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1",
+    "grouped in f32, channels first": "w f32 n2 g2 cx10 cy6 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1",
 }
 
 
@@ -72,7 +76,7 @@ def room(p: Problem, role: str) -> int:
 
 def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
     """The best plan, and some others."""
-    found = hopper.views(p, precision)
+    found = hopper.views(p, precision, SMALL)
     assert not isinstance(found, str), found
     every = [(cut, before) for seen, before in found for cut in hopper.cuts(seen, seen.item, SMALL)]
     ways = [way for way in every if hopper.seconds(p, way[0], SMALL)]

@@ -67,14 +67,18 @@ def ways(p: Problem) -> list[Way]:
     """
     phases = p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
     apart = p.rank == 1 or phases
-    tried = (_way(p, padded, ends) for padded in (False, True) for ends in ((True,) if apart else (True, False)))
+    kinds = [(padded, ends, True) for padded in (False, True) for ends in ((True,) if apart else (True, False))]
+    if p.dtype == "f32" and p.wanted != "w":  # what takes f32 apart reads it as it lies
+        kinds.append((False, True, False))
+    tried = (_way(p, *kind) for kind in kinds)
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
 
 
-def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
+def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:
     """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces.
 
-    Without `ends`, the sums are written where the result is, if it has the same channels.
+    Without `ends`, the sums are written where the result is, if it has the same channels; without `reads`, what is
+    given is read where it lies.
     """
     piece = PIECE // DTYPES[p.dtype].size
     cx, cy = ((ceil(c / piece) * piece if padded and c > 1 else c) for c in (p.cx, p.cy))
@@ -82,7 +86,8 @@ def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
         return None
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
     wanted = p.wanted if ends else ""
-    moved = [role for role in ("x", "w", "y") if changed[role] or (role in (wanted, *p.given) and _is_worth(p, role))]
+    some = (wanted, *(p.given if reads else ()))
+    moved = [role for role in ("x", "w", "y") if changed[role] or (role in some and _is_worth(p, role))]
     if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved

@@ -6,7 +6,8 @@ box of y, and for each unit the box of x that its taps read, are brought to shar
 taps of a group read the same box of x, each from another row on. Where a box leaves its tensor, zeros arrive, so that
 padding costs nothing; channels beyond those of a group are multiplied, and left out when sums are finished.
 
-Numbers of f32 come as sums of two or three parts in bf16. Each pair of parts that counts is a run of images.
+Numbers of f32 come as sums of two or three parts in bf16, which lie one after another as so many more images. Boxes of
+all parts are brought together, and each pair of parts that counts is multiplied.
 
 The tiles with their boxes make one long list, of which every program takes an equal run. It writes the sums of each
 tile that it meets to a slot of its own, and `finish_weights` adds the slots of a tile in their order.
@@ -40,7 +41,10 @@ TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
 
-CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
+# The parts of x and y that are multiplied, smaller products first: what matrix units cut off follows the largest so far.
+# Of two parts, there are the last three pairs.
+X_PARTS = tl.constexpr((1, 0, 2, 0, 1, 0))
+Y_PARTS = tl.constexpr((1, 2, 0, 1, 0, 0))
 
 
 @triton.jit
@@ -156,12 +160,12 @@ def copy_boxes(
     ROOM: gl.constexpr,
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
-    PAIRS: gl.constexpr,
+    PARTS: gl.constexpr,
     TF32: gl.constexpr,
 ):
     """The warp that asks for copies."""
-    _x_sizes, _y_sizes, _images, blocks, _units, _columns, _whole, total = sizes
-    x_group, y_group, real_images = channels
+    _x_sizes, _y_sizes, images, blocks, _units, _columns, _whole, total = sizes
+    x_group, y_group = channels
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
     UNIT: gl.constexpr = ROOM // 8
@@ -186,26 +190,21 @@ def copy_boxes(
         outer = outer // n1
         q0 = outer % n0
         n = outer // n0 * WALK[BOX + 2]
-        pair = n // real_images
-        n -= pair * real_images
         # Divisions take long, and this warp has to keep ahead of all others: what follows counts.
         for _ in range(many):
             o0 = b0 + q0 * WALK[BOX]
             o1 = b1 + q1 * WALK[BOX + 1]
             o2 = b2 + q2 * WALK[BOX + 3]
-            # Pairs of parts: (0, 0), (0, 1), (1, 0), (1, 1), (0, 2) and (2, 0).
-            x_image = n + gl.where((pair == 2) | (pair == 3), 1, gl.where(pair == 5, 2, 0)) * real_images
-            y_image = n + gl.where((pair == 1) | (pair == 3), 1, gl.where(pair == 4, 2, 0)) * real_images
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
-            mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
-            for half in gl.static_range(SPLIT):
-                of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
-                c = y_channel + half * COLUMNS
+            mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * PARTS * BYTES)
+            for half in gl.static_range(SPLIT * PARTS):
+                of_y = y_blocks.index(stage * (SPLIT * PARTS) + half)._reinterpret(y.dtype, y.block_shape, y.layout)
+                c = y_channel + half % SPLIT * COLUMNS
                 if TF32:
                     tma.async_copy_global_to_shared(y, [box, c, 0], bar, of_y)
                 else:
-                    tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, c], bar, of_y)
+                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
             block = first
             g0 = f0
             g1 = f1
@@ -216,14 +215,15 @@ def copy_boxes(
                 i0 = o0 * WALK[STRIDE] + k0 * WALK[DILATION] - WALK[PAD]
                 i1 = o1 * WALK[STRIDE + 1] + g1 * WALK[DILATION + 1] - WALK[PAD + 1]
                 i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
-                row = (stage * WALK[UNITS] + u) * UNIT
-                of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
-                tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
-                for h in gl.static_range(HALVES):
-                    i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
-                    more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
-                    of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                    tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
+                for piece in gl.static_range(PARTS):
+                    row = ((stage * PARTS + piece) * WALK[UNITS] + u) * UNIT
+                    of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
+                    tma.async_copy_global_to_shared(x, [i0, i1, n + piece * images, i2, c], bar, of_x)
+                    for h in gl.static_range(HALVES):
+                        more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
+                        of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
+                        at_halo = [i0 + (WALK[BOX] + h * HALO_BOX) * WALK[STRIDE], i1, n + piece * images, i2, c]
+                        tma.async_copy_global_to_shared(x_halo, at_halo, bar, of_halo)
                 block += 1
                 last = block == blocks
                 block = gl.where(last, 0, block)
@@ -249,9 +249,6 @@ def copy_boxes(
             turn = q0 == n0
             q0 = gl.where(turn, 0, q0)
             n += gl.where(turn, WALK[BOX + 2], 0)
-            turn = (n >= real_images) & (pair < PAIRS - 1)
-            n = gl.where(turn, 0, n)
-            pair += gl.where(turn, 1, 0)
 
 
 @gluon.jit
@@ -261,6 +258,31 @@ def zeros(COUNT: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     for _ in gl.static_range(COUNT):
         found = found + (gl.zeros([64, COLUMNS], gl.float32, SUMS),)
     return found
+
+
+@gluon.jit
+def operand(
+    x_blocks,
+    stage,
+    WHICH: gl.constexpr,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """What the taps of a sum read: each tap the box of its unit from its own row on."""
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    PIXELS: gl.constexpr = WALK[BOX] * SIDE
+    UNIT: gl.constexpr = ROOM // 8
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    unit = stage * WALK[UNITS] + WHICH // WALK[TAPS] * (64 // BLOCK)
+    at = x_blocks.index(unit * UNIT + WHICH % WALK[TAPS] * SHIFT * SIDE // 8)
+    if BLOCK == 64:
+        return at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
+    else:
+        # The next unit, whose channels lie beside these, begins so many rows on.
+        return at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
 
 
 @gluon.jit
@@ -277,21 +299,45 @@ def products(
     ROOM: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Begin the products of a box: each tap reads the box of its unit from its own row on."""
-    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = ROOM // 8
-    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    """Begin the products of a box."""
     found = ()
     for s in gl.static_range(COUNT):
-        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
-        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        if BLOCK == 64:
-            x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
-        else:
-            # The next unit, whose channels lie beside these, begins so many rows on.
-            x = at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
+        x = operand(x_blocks, stage, FIRST + s, WALK, BLOCK, HALO, ROOM, LAYOUT)
         found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)
+    return found
+
+
+@gluon.jit
+def products_of_parts(
+    sums,
+    x_blocks,
+    y_blocks,
+    stage,
+    HALF: gl.constexpr,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """The products of a box by all pairs of parts, finished.
+
+    Matrix units cut off what a sum cannot hold, which adds up: of three parts, other units add what a box brings.
+    """
+    found = ()
+    for s in gl.static_range(COUNT):
+        few = gl.zeros_like(sums[s]) if PARTS == 3 else sums[s]
+        for pair in gl.static_range(0 if PARTS == 3 else 3, 6):
+            x_stage = stage * PARTS + X_PARTS[pair]
+            x = operand(x_blocks, x_stage, FIRST + s, WALK, BLOCK, HALO, ROOM, LAYOUT)
+            y = y_blocks.index((stage * PARTS + Y_PARTS[pair]) * SPLIT + (HALF if SPLIT == 2 else 0))
+            few = warpgroup_mma(x, y, few, is_async=True)
+        few = warpgroup_mma_wait(0, [few])
+        found = found + ((sums[s] + few) if PARTS == 3 else few,)
     return found
 
 
@@ -345,15 +391,6 @@ def waited(sums, MOST: gl.constexpr):
 
 
 @gluon.jit
-def added(sums, few):
-    """Sums with some more of them."""
-    found = ()
-    for s in gl.static_range(len(sums)):
-        found = found + (sums[s] + few[s],)
-    return found
-
-
-@gluon.jit
 def multiply(
     HALF: gl.constexpr,
     parts,
@@ -371,7 +408,7 @@ def multiply(
     ROOM: gl.constexpr,
     STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
-    PAIRS: gl.constexpr,
+    PARTS: gl.constexpr,
     TF32: gl.constexpr,
 ):
     """A group of warps that multiplies: the taps that are its half of a tile's, or its half of the columns."""
@@ -391,23 +428,17 @@ def multiply(
         many = gl.minimum(count - box, end - at)
         at += many
         sums = zeros(COUNT, COLUMNS, SUMS)
-        if PAIRS == 6:
-            # Tensor cores cut off what a sum cannot hold, which adds up: after some boxes, other units add the sums.
-            for begin in range(0, many, CHUNK):
-                few = zeros(COUNT, COLUMNS, SUMS)
-                for step in range(gl.minimum(many - begin, CHUNK)):
-                    mbarrier.wait(full.index(stage), phase)
-                    y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
-                    few = products(few, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
-                    few = waited(few, COUNT)
-                    mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
-                    stage += 1
-                    turn = stage == STAGES
-                    stage = gl.where(turn, 0, stage)
-                    phase ^= gl.where(turn, 1, 0)
-                few = waited(few, 0)
-                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
-                sums = added(sums, few)
+        if PARTS > 1:
+            for step in range(many):
+                mbarrier.wait(full.index(stage), phase)
+                sums = products_of_parts(
+                    sums, x_blocks, y_blocks, stage, HALF, FIRST, COUNT, WALK, BLOCK, SPLIT, HALO, ROOM, LAYOUT, PARTS
+                )  # fmt: skip
+                mbarrier.arrive(empty.index(stage), count=1)
+                stage += 1
+                turn = stage == STAGES
+                stage = gl.where(turn, 0, stage)
+                phase ^= gl.where(turn, 1, 0)
         else:
             for step in range(many):
                 mbarrier.wait(full.index(stage), phase)
@@ -443,7 +474,7 @@ def weights_boxes(
     parts,
     x_sizes,
     y_sizes,
-    images,  # of all pairs of parts
+    images,
     blocks,  # of channels of x in a group
     units,
     columns,  # how many runs of channels of y a group has
@@ -452,7 +483,6 @@ def weights_boxes(
     x_group,  # channels from one block of groups to the next
     y_group,
     starts,  # of parts of the units, in the list of a run of columns
-    real_images,  # of a part
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -461,7 +491,7 @@ def weights_boxes(
     ROOM: gl.constexpr,  # pixels of shared memory for a box of x
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
-    PAIRS: gl.constexpr,  # of parts
+    PARTS: gl.constexpr,  # of numbers of f32
     REGISTERS: gl.constexpr,  # of a thread that multiplies
     TF32: gl.constexpr,  # whether numbers are f32, and y lies as `lay_boxes` left it
 ):
@@ -471,9 +501,10 @@ def weights_boxes(
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
     Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
-    SHAPE: gl.constexpr = [STAGES * SPLIT, COLUMNS, PIXELS] if TF32 else [STAGES * SPLIT, PIXELS, COLUMNS]
+    BLOCKS: gl.constexpr = STAGES * PARTS * SPLIT
+    SHAPE: gl.constexpr = [BLOCKS, COLUMNS, PIXELS] if TF32 else [BLOCKS, PIXELS, COLUMNS]
     y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
-    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
+    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -485,15 +516,15 @@ def weights_boxes(
         "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
-    channels = (x_group, y_group, real_images)
+    channels = (x_group, y_group)
     # fmt: off
     gl.warp_specialize([
         (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
         (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
+                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
         (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS, TF32)),
+                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, TF32)),
     ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
     # fmt: on
 
@@ -636,7 +667,6 @@ def fold_taps(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     FLAT: tl.constexpr,  # whether taps along the last axis lie side by side with channels
-    PLAIN: tl.constexpr,  # whether nothing is folded, and every pixel is one of x
     PIXELS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -652,37 +682,31 @@ def fold_taps(
     n = image // OUT_SIZES[0]
     i0 = image - n * OUT_SIZES[0]
     has = (n < images)[:, None] & (column < FOLD[0] * FOLD[1] * FOLD[2] * CHANNELS)[None, :]
-    if PLAIN:
-        c = column
-        j0 = column * 0
-        j1 = j0
-        j2 = j0
+    i0 = i0 * STEPS[0] - PADS[0]
+    i1 = i1 * STEPS[1] - PADS[1]
+    i2 = i2 * STEPS[2] - PADS[2]
+    c = column % CHANNELS
+    f = column // CHANNELS
+    j2 = f % FOLD[2]
+    j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
+    j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
+    if FLAT:
+        # Pixels and channels along the last axis are one run of numbers.
+        c = column % (FOLD[2] * CHANNELS)
+        inside = (i2 * CHANNELS)[:, None] + c[None, :]
+        has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
+        j2 = j2 * 0
     else:
-        i0 = i0 * STEPS[0] - PADS[0]
-        i1 = i1 * STEPS[1] - PADS[1]
-        i2 = i2 * STEPS[2] - PADS[2]
-        c = column % CHANNELS
-        f = column // CHANNELS
-        j2 = f % FOLD[2]
-        j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
-        j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
-        if FLAT:
-            # Pixels and channels along the last axis are one run of numbers.
-            c = column % (FOLD[2] * CHANNELS)
-            inside = (i2 * CHANNELS)[:, None] + c[None, :]
-            has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
-            j2 = j2 * 0
-        else:
-            j2 = j2 * SPREAD[2]
-            has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
-        if FOLD[1] > 1:
-            has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
-        else:
-            has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
-        if FOLD[0] > 1:
-            has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
-        else:
-            has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
+        j2 = j2 * SPREAD[2]
+        has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
+    if FOLD[1] > 1:
+        has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
+    else:
+        has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
+    if FOLD[0] > 1:
+        has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
+    else:
+        has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
     if WIDE:
         n = n.to(tl.int64)
         i0 = i0.to(tl.int64)

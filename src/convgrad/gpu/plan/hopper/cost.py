@@ -7,7 +7,7 @@ from math import ceil, prod
 from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
-from ..cost import copy_seconds
+from . import parts
 from .boxes import Box, Shape
 from .views import View, live_taps
 from .ways import Way
@@ -47,9 +47,9 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
     cycles = START + _longest(p, way, shape, box, programs, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:
-        given = p.size("x" if p.wanted == "y" else "y")
-        moved += 2 * given
-        before = copy_seconds(target, 10 * given) + LAUNCH
+        role = "x" if p.wanted == "y" else "y"
+        moved += 2 * p.size(role)
+        before = parts.seconds(p, parts.splitting(p, role, role, way.operands.parts), target)
     compute, memory = cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)
     # Of equals, the better one has less to compute.
     return max(compute, memory) + LAUNCH + before + compute / 100

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, prod
 
+from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
 from .. import choose
 from ..axes import is_wide
-from ..cost import HOPEFUL
 from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
@@ -26,6 +26,7 @@ SPARE = 2048  # bytes of shared memory for barriers
 
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
+    precision = "bf16x6" if precision == "default" else precision
     found = plan_as_it_is(p, target, precision)
     other = folded(p)
     if other is not None:
@@ -56,8 +57,8 @@ def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
         plain = choose.plan(p, target, precision)
         if prod(input_parts(p, s).shape) >= 3 * 2**31:
             return "offsets take 64 bits"
-        if not isinstance(plain, str) and plain.seconds * HOPEFUL <= best.seconds:
-            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * HOPEFUL * 1e6:.0f}"
+        if not isinstance(plain, str) and plain.seconds <= best.seconds:
+            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * 1e6:.0f}"
     return settle(p, s, best, target)
 
 
@@ -71,13 +72,11 @@ def operands_of(p: Problem, precision: str) -> Operands | None:
 
 def refusal(p: Problem, precision: str) -> str:
     """What this level does not compute."""
-    default = p.dtype == "f32" and precision == "default"
     reasons = {
         "it makes y and x": p.wanted == "w",
         "no product reaches the result": not p.flops,
-        "its sums of f32 are not as exact as plain ones, since matrix units cut them off": default,
         "f64 has other matrix units": p.dtype == "f64",
-        f"it does not take f32 in {precision}": not default and operands_of(p, precision) is None,
+        f"it does not take f32 in {precision}": operands_of(p, precision) is None,
         "offsets take 64 bits": is_wide(p),
         "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
         f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
@@ -100,7 +99,7 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
         blocks = ceil(summed / shape.depth)
         store = stored(p, s, way, shape.columns)
         label = "scattered" if store == "plain" and scatters(p, s, way) else store
-        room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
+        room = target.shared - SPARE - (0 if store == "plain" else shape.results * DTYPES[p.out_dtype].size)
         for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (

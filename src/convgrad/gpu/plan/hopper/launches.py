@@ -8,10 +8,11 @@ from typing import NamedTuple
 from ....dtypes import DTYPES
 from ....spec.problem import Ints, Problem
 from ...target import Target
-from ..axes import LAST, factors, strides, three
+from ..axes import LAST
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
+from .parts import splitting
 from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
 from .views import Space, arranged_strides
 from .ways import Way, meeting
@@ -46,8 +47,9 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         launches = (pack_launch(p, s, best, weights),)
         areas = ((WEIGHTS, prod(weights.shape) * way.operands.item),)
     if way.operands.parts > 1:
-        launches = (split_launch(p, s), *launches)
-        areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
+        splits = splitting(p, "x" if p.wanted == "y" else "y", PARTS, way.operands.parts)
+        launches = (splits.launch, *launches)
+        areas += ((PARTS, splits.size),)
     store = stored(p, s, way, shape.columns)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
@@ -80,7 +82,11 @@ def result_strides(p: Problem, s: Space) -> Ints:
 
 def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
-    if DTYPES[p.out_dtype].size != 2 or p.accumulate:
+    size = DTYPES[p.out_dtype].size
+    if size > 4 or p.accumulate:
+        return "plain"
+    of = result_strides(p, s)
+    if size == 4 and (of[2] == 1 or of[LAST] != 1):  # neighbouring columns of a thread's sums fill 8 bytes as they are
         return "plain"
     # Copies write whole tiles of what lies side by side.
     dense = way.groups == p.g or way.columns % columns == 0
@@ -89,7 +95,6 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
-    of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
@@ -184,7 +189,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("INNER", way.inner),
         ("MERGED", is_merged(p, s, way)),
         ("OUT_UNIT", unit),
-        ("PIECE", min(8, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
+        ("PIECE", min(16 // DTYPES[p.out_dtype].size, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
         ("PROGRAMS", programs),
@@ -247,26 +252,3 @@ def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Laun
     programs = rows // min(PACK_ROWS, shape.columns) * count * (depth // constants[-1][1])
     tensors = (("w", p.dtype), (WEIGHTS, way.operands.dtype))
     return Launch("pack", programs, tensors, values, constants, 4, 1, "hopper.pack")
-
-
-def split_launch(p: Problem, s: Space) -> Launch:
-    """The launch that takes the input apart."""
-    role = "x" if p.wanted == "y" else "y"
-    of, sizes = strides(p, role), three(p).sizes(role)
-    parts = input_parts(p, s)
-    group = p.shape(role)[2]
-    dense = of[2] == 1 and (p.g == 1 or of[1] == group)
-    space = next((axis for axis in (5, 4, 3) if of[axis] == 1), -1)
-    values: Values = (
-        ("given_strides", of),
-        ("sizes", sizes),
-        ("size_factors", factors(sizes)),
-        ("group_channels", group),
-        ("all_channels", p.g * group),
-        ("made", parts.shape[-1]),
-        ("part_stride", prod(parts.shape) // 3),
-    )
-    pixels, channels = (16, 64) if dense or parts.shape[-1] > 32 else (64, 16)
-    constants: Constants = (("UNIT", 2 if dense else space), ("PIXELS", pixels), ("CHANNELS", channels))
-    programs = ceil(prod(sizes) / pixels) * ceil(parts.shape[-1] / channels) * p.n
-    return Launch("split", programs, ((role, p.dtype), (PARTS, "bf16")), values, constants, 4, 1, "hopper.split")

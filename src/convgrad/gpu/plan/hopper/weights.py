@@ -16,8 +16,11 @@ from typing import NamedTuple
 from ....dtypes import DTYPES
 from ....spec.problem import Ints, Problem
 from ...target import Target
+from .. import choose
 from ..axes import is_wide, strides, three
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
+from .parts import seconds as split_seconds
+from .parts import splitting
 
 _PARTS = {1: 1, 3: 2, 6: 3}
 
@@ -33,9 +36,11 @@ ALIGN = 16  # bytes
 STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
+REGISTERS_OF_PARTS = 160  # of numbers in three parts: what a box brings waits until it is added
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
 STAGE = 24  # cycles of a stage besides
+ARRIVES = 1500  # cycles until a box arrives
 PROGRAM = 4e-6  # seconds before the first products
 STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
 FINISH = 5e-6  # seconds of adding slots, besides their bytes
@@ -47,6 +52,7 @@ class Laying(NamedTuple):
 
     launch: Launch
     size: int
+    seconds: float = 0.0  # that it is expected to take
 
     @property
     def area(self) -> tuple[str, int]:
@@ -92,13 +98,24 @@ class View(NamedTuple):
 
     x: Side
     y: Side
-    images: int  # of all pairs of parts
+    images: int
     pairs: int  # of parts of numbers of f32
     item: int  # bytes of an element that is multiplied: 4 of tf32
     groups: int
     taps: Taps
     w: Result
     order: Ints = (0, 1, 2)  # of the problem's axes
+
+    @property
+    def parts(self) -> int:
+        """Parts of a number."""
+        return _PARTS[self.pairs]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of x and y as the kernel reads them."""
+        elements = sum(side.channels * prod(side.sizes) for side in (self.x, self.y))
+        return elements * self.groups * self.images * self.parts * self.item
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
@@ -158,19 +175,20 @@ class Cut:
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.pixels * self.columns * self.split + self.room * self.block * self.units) * self.item
+        pixels = self.pixels * self.columns * self.split + self.room * self.block * self.units
+        return pixels * self.item * self.view.parts
 
     @property
     def copied(self) -> int:
         """Bytes that are copied for it."""
-        return self.stage - (self.room - self.rows) * self.block * self.units * self.item
+        return self.stage - (self.room - self.rows) * self.block * self.units * self.item * self.view.parts
 
     @property
     def registers(self) -> int:
         """Of a thread, for sums."""
         many = self.sums if self.split == 2 else ceil(self.sums / 2)
-        # In bf16x6 there are sums of some boxes, and those of all.
-        return many * self.columns // 2 * (2 if self.view.pairs == 6 else 1)
+        # In bf16x6, what a box brings to a sum is added to it.
+        return (many + (1 if self.view.pairs == 6 else 0)) * self.columns // 2
 
     @property
     def group_blocks(self) -> int:
@@ -273,9 +291,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     """The plan for a problem, or why there is none."""
     if p.wanted != "w":
         return "it takes weight gradients"
+    precision = "bf16x6" if precision == "default" else precision
     if p.dtype == "f32":
-        if precision == "default":
-            return "tensor cores cut sums of f32 off, and what it does about that was not measured yet"
         if precision not in PARTS_OF:
             return f"it takes f32 by {' and '.join(PARTS_OF)}"
     elif p.dtype not in ("bf16", "f16"):
@@ -284,18 +301,22 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return "it adds no bias"
     if not p.flops:
         return "there is no product"
-    found = views(p, precision)
+    found = views(p, precision, target)
     if isinstance(found, str):
         return found
     best, time = None, 0.0
     for view, before in found:
-        laid = sum(lay_seconds(laying, target) for laying in before)
+        laid = sum(laying.seconds for laying in before)
         for cut in cuts(view, view.item, target):
             expected = seconds(p, cut, target)
             if expected and (best is None or expected + laid < time):
                 best, time = (cut, before), expected + laid
     if best is None:
         return "no tile of it fits into shared memory, or its sums not into a workspace"
+    if p.dtype == "f32" and precision == "bf16x6":
+        plain = choose.plan(p, target, precision)
+        if not isinstance(plain, str) and plain.seconds <= time:
+            return f"in three parts it takes {time * 1e6:.0f} us, at once {plain.seconds * 1e6:.0f}"
     return settle(p, target, *best, time)
 
 
@@ -332,7 +353,7 @@ def _slot_bytes(cut: Cut) -> int:
     return cut.sums * 64 * cut.columns * cut.split * 4
 
 
-def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] | str:
+def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[Laying, ...]]] | str:
     """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
     axes = three(p)
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
@@ -342,10 +363,12 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
     sides: dict[str, Side | str] = {}
     before: list[Laying] = []
     for role, channels in (("x", p.cx), ("y", p.cy)):
-        side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
-        if parts > 1 and not isinstance(side, str):
-            before.append(_lay(p, role, side._replace(channels=p.g * channels), (1, 1, 1), parts))
-        sides[role] = side
+        if parts > 1:
+            splits = splitting(p, role, LAID[role], parts)
+            before.append(Laying(splits.launch, splits.size, split_seconds(p, splits, target)))
+            sides[role] = _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
+        else:
+            sides[role] = _as_it_is(p, role, channels)
     x, y = sides["x"], sides["y"]
     if isinstance(y, str):
         return y
@@ -355,7 +378,7 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
         found.append((direct, tuple(before)))
     few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
     if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
-        found += folded(p, y, pairs, tuple(before[-1:]))
+        found += folded(p, y, pairs, tuple(before[-1:]), target)
     in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
     if not isinstance(in_tf32, str):
         found.append((in_tf32, ()))
@@ -367,15 +390,24 @@ def _in_tf32(p: Problem) -> View | str:
     x = _as_it_is(p, "x", p.cx)
     if isinstance(x, str):
         return x
-    y = _in_parts(p, "y", p.cy)
-    return y if isinstance(y, str) else look(p, x, y, 1, 4)
+    if reason := _apart(p, "y", p.cy):
+        return reason
+    y = _laid(p, "y", three(p).y, p.g * p.cy)._replace(channels=p.cy)
+    return look(p, x, y, 1, 4)
+
+
+def _apart(p: Problem, role: str, channels: int) -> str:
+    """Why the copy engine cannot take channels of a tensor together, if it cannot."""
+    _, g, c, *_ = p.strides(role)
+    apart = (channels > 1 and c != 1) or (p.g > 1 and g != channels)
+    return f"channels of {role} do not lie side by side" if apart else ""
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
     """A tensor as the copy engine takes it, or why it does not."""
-    n, g, c, *space = strides(p, role)
-    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
-        return f"channels of {role} do not lie side by side"
+    n, _, _, *space = strides(p, role)
+    if reason := _apart(p, role, channels):
+        return reason
     sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
     pairs = list(zip((*sizes, p.n), (*space, n), strict=True))
     if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
@@ -383,14 +415,6 @@ def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
     # A stride that no element uses still has to be one that the copy engine takes.
     most = max([step for size, step in pairs if size > 1], default=ALIGN)
     return Side(role, channels, sizes, tuple(step if size > 1 else most for size, step in pairs))
-
-
-def _in_parts(p: Problem, role: str, channels: int) -> Side | str:
-    """A tensor of f32 as it lies after it was cut into parts, or why that would take too long."""
-    _, g, c, *_ = p.strides(role)
-    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
-        return f"channels of {role} do not lie side by side"
-    return _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
 
 
 def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
@@ -414,7 +438,7 @@ def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
             stride[axis] = 1
     taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
     seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
-    view = View(seen, y, pairs * p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    view = View(seen, y, p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
     view = _merged(view) if item == 2 else view
@@ -458,10 +482,11 @@ def _merged(view: View) -> View:
                     sizes[inner], sizes[outer] = sizes[inner] * sizes[outer], 1
                 break
     images = view.images
-    for inner in single if view.pairs == 1 else []:
+    for inner in single:
         if images > 1 and all(steps[3] == steps[inner] * sizes[inner] for sizes, steps in sides):
-            for sizes, _ in sides:
+            for sizes, steps in sides:
                 sizes[inner] *= images
+                steps[3] *= images  # from part to part
             images = 1
     x, y = (
         side._replace(sizes=tuple(sizes), strides=tuple(steps))
@@ -470,7 +495,9 @@ def _merged(view: View) -> View:
     return view._replace(x=x, y=y, images=images)
 
 
-def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[tuple[View, tuple[Laying, ...]]]:
+def folded(
+    p: Problem, y: Side, pairs: int, before: tuple[Laying, ...], target: Target
+) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
     rows = [axes.w[first]]
@@ -483,61 +510,57 @@ def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
         x = _laid(p, "x", sizes, prod(fold) * p.cx)
-        laying = _lay(p, "x", x, fold, _PARTS[pairs])
+        laying = _lay(p, x, fold, _PARTS[pairs], target)
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = _merged(View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
+        view = _merged(View(x, y, p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
         fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
             found.append((view, (laying, *before)))
     return found
 
 
-def lay_seconds(laying: Laying, target: Target) -> float:
-    """The time that it takes to lay a tensor anew."""
-    launch, size = laying
-    plain = prod(launch.constant("FOLD")) == 1
-    read = size * (1 if launch.constant("SPLIT") == 1 else 0.7) if plain else 0.2 * size
-    run = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
+def lay_seconds(launch: Launch, size: int, target: Target) -> float:
+    """The time that it takes to lay taps side by side."""
+    parts, run = launch.constant("SPLIT"), launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
-    each = 6 if plain else 8 if run % 8 == 0 else 30
-    instructions = size / 2 * each / (128 * target.multiprocessors * target.clock * 1e9)
-    return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
+    each = 8 if run % 8 == 0 and launch.constant("FLAT") else 30
+    instructions = size / 2 * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
+    return max(1.2 * size / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
-    axes, of = three(p), strides(p, role)
-    plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
+def _lay(p: Problem, side: Side, fold: Ints, parts: int, target: Target) -> Laying:
+    """x with taps as channels."""
+    axes, of = three(p), strides(p, "x")
     width = side.strides[2]
     columns = min(64, width & -width)
     pixels = (2048 if columns == 64 else 8192) // columns
-    step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
+    step = of[2] if p.cx > 1 else 1
     channels = side.channels // prod(fold)
-    flat = step == 1 and (plain or (axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)))
+    flat = step == 1 and axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)
     values: Values = (
         ("x_strides", (of[0], step, *of[3:])),
         ("images", p.n),
     )
     constants: Constants = (
-        ("X_SIZES", axes.sizes(role)),
+        ("X_SIZES", axes.x),
         ("OUT_SIZES", side.sizes),
-        ("STEPS", (1, 1, 1) if plain else axes.stride),
+        ("STEPS", axes.stride),
         ("SPREAD", axes.dilation),
-        ("PADS", (0, 0, 0) if plain else axes.pad),
+        ("PADS", axes.pad),
         ("FOLD", fold),
         ("SPLIT", parts),
         ("CHANNELS", channels),
         ("WIDTH", width),
         ("FLAT", flat),
-        ("PLAIN", plain),
         ("PIXELS", pixels),
         ("COLUMNS", columns),
         ("WIDE", is_wide(p)),
     )
+    size = p.n * prod(side.sizes) * width * parts * 2
     count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
     kind = "bf16" if p.dtype == "f32" else p.dtype
-    tensors = ((role, p.dtype), (LAID[role], kind))
-    launch = Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, p.n * prod(side.sizes) * width * parts * 2)
+    launch = Launch("fold_taps", count, (("x", p.dtype), (LAID["x"], kind)), values, constants, 4, 1, "hopper.weights")
+    return Laying(launch, size, lay_seconds(launch, size, target))
 
 
 def _lay_boxes(p: Problem, cut: Cut) -> Laying:
@@ -577,7 +600,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
                         cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
                         if skip and not _is_worth_skipping(cut):
                             continue
-                        if cut.registers <= REGISTERS and _stages(cut, target) >= 2:
+                        if cut.registers <= (REGISTERS if seen.pairs < 6 else REGISTERS_OF_PARTS) and _stages(cut, target) >= 2:
                             yield cut
 
 
@@ -620,7 +643,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
                 continue
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
-            if view.pairs > 1 and view.images // view.pairs % box[2]:
+            if view.pairs > 1 and view.images % box[2]:  # beyond its images, a part is followed by the next one
                 continue
             if skip and taps == 1 and max(box[0], box[1], box[3]) > 8:
                 continue
@@ -630,9 +653,11 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
             found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
     best = [box for *_, box in found[:2]]
+    if view.parts > 1:  # boxes of all parts are large: half of one may be what fits into shared memory
+        best += [box for *_, box in found if prod(box) == 32 and box not in best][:2]
     if skip and taps == 1:
         single = (1, 1, 64, 1)
-        best += [single] if single not in best and view.pairs == 1 else []
+        best += [single] if single not in best and (view.pairs == 1 or view.images % 64 == 0) else []
     yield from best
 
 
@@ -688,15 +713,19 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
         # Half as deep a product takes as long, x comes through registers, and products wait for each other.
         one = 2 * (16 + cut.columns / 2) * 1.15
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
-    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
+    compute, copies = many * cut.pixels / 16 * one * 1.05 * cut.view.pairs, cut.copied / CACHE_BYTES
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     stage *= 1.06 if cut.view.pairs == 6 else 1.0
     few = _stages(cut, target)
-    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
+    if cut.view.parts > 1:  # others may take as long as all but one of the boxes are multiplied
+        stage = max(stage, (copies + ARRIVES) / (few - 1))
+    else:
+        stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
     met = min(each, 1 + cut.tiles / programs)
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
-    found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    moved = p.bytes if cut.view.pairs == 1 else cut.view.bytes
+    found = max(found, moved / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
@@ -705,7 +734,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
 def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     view, item = cut.view, cut.item
     kind = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
-    images = view.images // view.pairs * _PARTS[view.pairs]
+    images = view.images * view.parts
     more = cut.halo & -cut.halo or 1
     y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
     y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
@@ -724,7 +753,7 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
     )
-    values = (*_list(cut), ("real_images", view.images // view.pairs))
+    values = _list(cut)
     constants: Constants = (
         ("WALK", cut.walk),
         ("BLOCK", cut.block),
@@ -734,7 +763,7 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         ("ROOM", cut.room),
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
-        ("PAIRS", view.pairs),
+        ("PARTS", view.parts),
         ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
         ("TF32", item == 4),
     )
