@@ -15,6 +15,7 @@ from .ways import Way
 LAUNCH = 3e-6  # seconds that a launch takes by itself
 MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
 CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
+SHORT_BYTES = 24  # the same, of parts whose channels take less than 128 bytes of a pixel
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
@@ -65,7 +66,8 @@ def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) ->
     products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
     products *= APART if way.operands.parts > 1 else 1.0
     loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
-    copies = loads * item / CACHE_BYTES
+    short = way.operands.parts > 1 and shape.depth * item < 128
+    copies = loads * item / (SHORT_BYTES if short else CACHE_BYTES)
     # Few blocks in flight wait for memory now and then.
     waiting = min(box.a_stages * rows, box.a_stages * rows if box.resident else box.b_stages)
     thin = THIN.get(waiting, 1.0)

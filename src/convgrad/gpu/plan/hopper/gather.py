@@ -100,7 +100,7 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
         store = stored(p, s, way, shape.columns)
         label = "scattered" if store == "plain" and scatters(p, s, way) else store
         room = target.shared - SPARE - (0 if store == "plain" else shape.results * DTYPES[p.out_dtype].size)
-        for box in boxes(shape, way.steps, p.n, way.rows):
+        for box in boxes(shape, way.steps, p.n, way.rows(shape.columns)):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),
