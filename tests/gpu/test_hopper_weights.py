@@ -119,8 +119,7 @@ def test_what_is_left_to_others():
         assert reason in hopper.plan(Problem.parse(line), TARGET, "default")
     dense = Problem.parse(PROBLEMS["f32"])
     assert "it takes f32 by" in hopper.plan(dense, TARGET, "ieee")
-    assert "tensor cores cut sums of f32 off" in hopper.plan(dense, TARGET, "default")
-    assert hopper.plan(dense, TARGET, "bf16x6").precision == "bf16x6"
+    assert "in three parts it takes" in hopper.plan(dense, TARGET, "default"), "sums of so little are taken at once"
     assert hopper.plan(dense, TARGET, "tf32").precision == "bf16x3", "9 channels are no multiple of 16 bytes"
     wider = replace(dense, cx=16, x_strides=(672, 16, 1, 112, 16))
     assert hopper.plan(wider, TARGET, "tf32").precision == "tf32"
@@ -166,7 +165,7 @@ def test_machine_code_is_a_bare_loop(name):
     from test_offline import spills
 
     precision = {"dense in f32": "tf32", "grouped in f32": "bf16x6"}.get(name, "default")
-    for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, precision).launches:
+    for launch in plans(Problem.parse(PROBLEMS[name]), 0, precision)[0].launches:
         kernel = compiler.build(launch, TARGET, aligned=True)
         assert kernel.metadata.shared <= TARGET.shared
         assert spills(kernel) == 0
@@ -175,10 +174,36 @@ def test_machine_code_is_a_bare_loop(name):
             assert "cp.async.bulk.tensor.5d" in kernel.asm["ptx"]
 
 
+LARGE_F32 = {
+    "dense": f"w f32 n128 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 {NXC}",
+    "narrow": "w f32 n128 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "stem": "w f32 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3",
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["dense"], LARGE_F32))
+def test_parts_leave_the_matrix_units_with_every_box(name):
+    """Sums of so many registers do not spill, and plain units add what each box brings."""
+    compiler = pytest.importorskip("convgrad.gpu.compile")
+    pytest.importorskip("triton")
+    from test_offline import machine_code, spills
+
+    plan = hopper.plan(Problem.parse(LARGE_F32[name]), TARGET, "default")
+    (launch,) = (launch for launch in plan.launches if launch.kernel == "weights_boxes")
+    kernel = compiler.build(launch, TARGET, aligned=True)
+    n = boxes.numbers(launch)
+    assert spills(kernel) == 0
+    sums = n.WALK[boxes.UNITS] * n.BLOCK // 64 * n.WALK[boxes.TAPS] * (2 if n.SPLIT == 2 else 1)
+    code = machine_code(kernel)
+    assert code.count("FADD") == sums * n.COLUMNS // 2
+    assert code.count("HGMMA") == sums * 6 * boxes.prod(n.WALK[boxes.BOX : boxes.BOX + 4]) // 16
+
+
 def test_explain_tells_what_runs(monkeypatch):
     monkeypatch.setenv("CONVGRAD_GPU_TARGET", "sm_90")
     monkeypatch.setattr("convgrad.precision._chosen", "bf16x6")
-    text = " ".join(convgrad.explain(PROBLEMS["stem in f32"], device="cuda").split())
+    stem = "w f32 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3"
+    text = " ".join(convgrad.explain(stem, device="cuda").split())
     assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
     assert "products of f32 as 6 products of parts in bf16" in text
     assert "cut evenly into" in text
