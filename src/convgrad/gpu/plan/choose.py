@@ -18,7 +18,7 @@ from .tiles import Tile, lane_tiles, tiles
 MOST_WORKSPACE = 256 << 20
 """Bytes of parts of sums, at most; fewer where the tensors are small."""
 
-MOST_PARTS = 128
+MOST_PARTS = 1024
 MOST_PROGRAMS = 2**31 - 1  # of a launch
 
 

@@ -673,8 +673,9 @@ def fold_taps(
 ):
     """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
     number = tl.program_id(0)
-    column = number % (WIDTH // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    pixel = number // (WIDTH // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
+    TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    column = number % TILES * COLUMNS + tl.arange(0, COLUMNS)
+    pixel = number // TILES * PIXELS + tl.arange(0, PIXELS)
     outer = pixel // OUT_SIZES[2]
     i2 = pixel - outer * OUT_SIZES[2]
     image = outer // OUT_SIZES[1]
@@ -721,7 +722,7 @@ def fold_taps(
     columns += c if FLAT else c * x_strides[1]
     found = tl.load(x + rows[:, None] + columns[None, :], mask=has, other=0.0)
     to = out + pixel.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    there = (n < images)[:, None]
+    there = (n < images)[:, None] & (column < WIDTH)[None, :]
     for part in tl.static_range(SPLIT):
         rounded = found.to(out.dtype.element_ty)
         tl.store(to, rounded, mask=there)

@@ -15,7 +15,7 @@ from .ways import Way
 LAUNCH = 3e-6  # seconds that a launch takes by itself
 MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
 CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
-SHORT_BYTES = 24  # the same, of parts whose channels take less than 128 bytes of a pixel
+SHORT_BYTES = 20  # the same, of parts whose channels take less than 128 bytes of a pixel
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products

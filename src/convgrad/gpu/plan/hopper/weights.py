@@ -39,6 +39,7 @@ REGISTERS = 192  # of a thread, for sums
 REGISTERS_OF_PARTS = 160  # of numbers in three parts: what a box brings waits until it is added
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
+LINE = 2.5  # cycles of a run of 128 bytes or fewer
 STAGE = 24  # cycles of a stage besides
 ARRIVES = 1500  # cycles until a box arrives
 PROGRAM = 4e-6  # seconds before the first products
@@ -182,6 +183,13 @@ class Cut:
     def copied(self) -> int:
         """Bytes that are copied for it."""
         return self.stage - (self.room - self.rows) * self.block * self.units * self.item * self.view.parts
+
+    @property
+    def lines(self) -> int:
+        """Runs of 128 bytes or fewer that are copied for it."""
+        per = 128 // self.item
+        of_y, of_x = (ceil(channels / per) for channels in (self.columns, self.block))
+        return (self.pixels * self.split * of_y + self.rows * self.units * of_x) * self.view.parts
 
     @property
     def registers(self) -> int:
@@ -519,21 +527,22 @@ def folded(
     return found
 
 
-def lay_seconds(launch: Launch, size: int, target: Target) -> float:
-    """The time that it takes to lay taps side by side."""
+def lay_seconds(launch: Launch, sizes: tuple[int, int], target: Target) -> float:
+    """The time that it takes to lay taps side by side, of so many bytes that are read and written."""
     parts, run = launch.constant("SPLIT"), launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
     each = 8 if run % 8 == 0 and launch.constant("FLAT") else 30
-    instructions = size / 2 * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
-    return max(1.2 * size / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
+    instructions = sizes[1] / 2 * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
+    return max(1.1 * sum(sizes) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
 def _lay(p: Problem, side: Side, fold: Ints, parts: int, target: Target) -> Laying:
     """x with taps as channels."""
     axes, of = three(p), strides(p, "x")
     width = side.strides[2]
-    columns = min(64, width & -width)
-    pixels = (2048 if columns == 64 else 8192) // columns
+    # Pieces of a row that several programs wrote took more than twice as long.
+    columns = min(64, 1 << (width - 1).bit_length())
+    pixels = 2048 // columns
     step = of[2] if p.cx > 1 else 1
     channels = side.channels // prod(fold)
     flat = step == 1 and axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)
@@ -557,10 +566,10 @@ def _lay(p: Problem, side: Side, fold: Ints, parts: int, target: Target) -> Layi
         ("WIDE", is_wide(p)),
     )
     size = p.n * prod(side.sizes) * width * parts * 2
-    count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
+    count = ceil(p.n * prod(side.sizes) / pixels) * ceil(width / columns)
     kind = "bf16" if p.dtype == "f32" else p.dtype
     launch = Launch("fold_taps", count, (("x", p.dtype), (LAID["x"], kind)), values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, size, lay_seconds(launch, size, target))
+    return Laying(launch, size, lay_seconds(launch, (p.size("x") * DTYPES[p.dtype].size, size), target))
 
 
 def _lay_boxes(p: Problem, cut: Cut) -> Laying:
@@ -714,6 +723,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
         one = 2 * (16 + cut.columns / 2) * 1.15
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
     compute, copies = many * cut.pixels / 16 * one * 1.05 * cut.view.pairs, cut.copied / CACHE_BYTES
+    copies = max(copies, cut.lines * LINE) if cut.view.parts > 1 else copies
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     stage *= 1.06 if cut.view.pairs == 6 else 1.0
     few = _stages(cut, target)
