@@ -366,10 +366,7 @@ def multiply_view(
     RESIDENT: gl.constexpr,
     ACROSS: gl.constexpr,
 ):
-    """Add the products of what a tile reads of one view. What the product before read may then be overwritten.
-
-    Assumes: one tap reads each box if there are several parts.
-    """
+    """Add the products of what a tile reads of one view. What the product before read may then be overwritten."""
     _, _, a_free, a_full, b_free, b_full = shared
     a_before, b_before = befores
     A_STAGES: gl.constexpr = a_free.shape[0]
@@ -410,7 +407,12 @@ def multiply_view(
                     mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=first)
                     ib += 1
             ia += 1
-        acc = acc + warpgroup_mma_wait(0, [some]) if PARTS > 1 else some
+        if PARTS > 1:
+            # An infinity has no further parts, whose products with it would be NaN.
+            some = warpgroup_mma_wait(0, [some])
+            acc = acc + gl.where(gl.abs(some) < float("inf"), some, 0.0)
+        else:
+            acc = some
     return acc, ia, ib
 
 

@@ -41,8 +41,8 @@ TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
 
-# The parts of x and y that are multiplied, smaller products first: what matrix units cut off follows the largest so far.
-# Of two parts, there are the last three pairs.
+# The parts of x and y that are multiplied, smaller products first: what matrix units cut off follows the largest sum so
+# far. Of two parts, there are the last three pairs.
 X_PARTS = tl.constexpr((1, 0, 2, 0, 1, 0))
 Y_PARTS = tl.constexpr((1, 2, 0, 1, 0, 0))
 
@@ -429,7 +429,7 @@ def multiply(
         at += many
         sums = zeros(COUNT, COLUMNS, SUMS)
         if PARTS > 1:
-            for step in range(many):
+            for _ in range(many):
                 mbarrier.wait(full.index(stage), phase)
                 sums = products_of_parts(
                     sums, x_blocks, y_blocks, stage, HALF, FIRST, COUNT, WALK, BLOCK, SPLIT, HALO, ROOM, LAYOUT, PARTS

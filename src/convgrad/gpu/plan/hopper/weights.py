@@ -609,7 +609,10 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
                         cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
                         if skip and not _is_worth_skipping(cut):
                             continue
-                        if cut.registers <= (REGISTERS if seen.pairs < 6 else REGISTERS_OF_PARTS) and _stages(cut, target) >= 2:
+                        if (
+                            cut.registers <= (REGISTERS if seen.pairs < 6 else REGISTERS_OF_PARTS)
+                            and _stages(cut, target) >= 2
+                        ):
                             yield cut
 
 
