@@ -529,7 +529,8 @@ def folded(
 
 def lay_seconds(launch: Launch, sizes: tuple[int, int], target: Target) -> float:
     """The time that it takes to lay taps side by side, of so many bytes that are read and written."""
-    parts, run = launch.constant("SPLIT"), launch.constant("FOLD")[2] * launch.constant("CHANNELS")
+    parts: int = launch.constant("SPLIT")
+    run: int = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
     each = 8 if run % 8 == 0 and launch.constant("FLAT") else 30
     instructions = sizes[1] / 2 * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
@@ -595,6 +596,7 @@ def _lay_boxes(p: Problem, cut: Cut) -> Laying:
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
     """The ways to cut a view that are tried."""
+    most = REGISTERS_OF_PARTS if view.pairs == 6 else REGISTERS
     orders = [order for order in permutations(range(3)) if order[1] < order[2]]
     for order in orders:
         seen = view.ordered(order)
@@ -609,10 +611,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
                         cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
                         if skip and not _is_worth_skipping(cut):
                             continue
-                        if (
-                            cut.registers <= (REGISTERS if seen.pairs < 6 else REGISTERS_OF_PARTS)
-                            and _stages(cut, target) >= 2
-                        ):
+                        if cut.registers <= most and _stages(cut, target) >= 2:
                             yield cut
 
 
@@ -737,8 +736,8 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
     each = ceil(total / programs)
     met = min(each, 1 + cut.tiles / programs)
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
-    moved = p.bytes if cut.view.pairs == 1 else cut.view.bytes
-    found = max(found, moved / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    given = p.bytes if cut.view.pairs == 1 else cut.view.bytes
+    found = max(found, given / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
