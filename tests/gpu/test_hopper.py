@@ -40,7 +40,7 @@ STORES = {
     "turned": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 y@nxc",
     "rows": "x bf16 n16 g1 cx3 cy96 x32x32 w4x4 y8x8 s4x4 d1x1 p0x0 x@nxc y@nxc",
     "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
-    "turned, f32": "x f32 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1",
+    "turned, f32": "x f32 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 accumulate",
 }
 """A problem for each way to store results, and what machine code shows of it."""
 STORED = {"copy": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
@@ -254,7 +254,7 @@ SUMS = {
     "padding beyond the kernel": "bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 x@nxc y@nxc",
     "channels first": "f32 n2 g1 cx5 cy7 x6x5 w3x3 y3x3 s2x2 d1x1 p1x1 accumulate",
     "f32": "f32 n2 g3 cx5 cy6 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
-    "f32, channels first": "f32 n3 g1 cx18 cy20 x6x8 w3x3 y6x8 s1x1 d1x1 p1x1",
+    "f32, channels first": "f32 n3 g1 cx18 cy20 x6x8 w3x3 y6x8 s1x1 d1x1 p1x1 accumulate",
 }
 
 

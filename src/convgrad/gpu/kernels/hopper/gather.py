@@ -514,7 +514,7 @@ def multiply(
             room.permute((1, 0)).store(acc.to(out.dtype.element_ty))
             write(
                 room.load(HIGH), out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
-                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, False, HIGH,
+                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, ACCUMULATE, HIGH,
             )  # fmt: skip
         elif STORE == "rows":
             WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])

@@ -28,6 +28,7 @@ STORED_BYTES = {
     "rows": 20,
     "turned": 20,
     "scattered": 0.4,
+    "apart": 1.4,
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
 START = 2000  # cycles of a program besides its tiles

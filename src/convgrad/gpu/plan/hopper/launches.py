@@ -83,7 +83,7 @@ def result_strides(p: Problem, s: Space) -> Ints:
 def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
     size = DTYPES[p.out_dtype].size
-    if size > 4 or p.accumulate:
+    if size > 4 or (p.accumulate and size < 4):  # what waits in shared memory has been rounded
         return "plain"
     of = result_strides(p, s)
     if size == 4 and (of[2] == 1 or of[LAST] != 1):  # neighbouring columns of a thread's sums fill 8 bytes as they are
@@ -108,6 +108,13 @@ def scatters(p: Problem, s: Space, way: Way) -> bool:
         return False
     phases = p.wanted == "x" and prod(s.stride) > 1 and not way.inner
     return of[LAST] != 1 or phases or way.inner > FEW
+
+
+def priced(p: Problem, s: Space, way: Way, store: str) -> str:
+    """What the model calls a way to store results."""
+    if store != "plain":
+        return store
+    return "scattered" if scatters(p, s, way) else "plain" if result_strides(p, s)[2] == 1 or way.inner else "apart"
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
