@@ -62,6 +62,8 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         f"weights {'stay in' if box.resident else 'pass through'} shared memory, {box.b_stages} blocks at once",
         f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
     ]
+    if way.operands.parts > 1:
+        notes.append(f"f32 is taken apart first; {way.operands.products} products of parts in bf16, added by plain units")
     if way.groups > 1:
         notes.append(f"channels of {way.groups} groups share a product, with zeros between them")
     if way.inner:

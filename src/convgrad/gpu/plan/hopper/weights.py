@@ -345,7 +345,7 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     if (many := prod(cut.view.w.fold)) > 1:
         notes.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
     if cut.view.pairs > 1:
-        notes.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
+        notes.append(f"products of f32 as {cut.view.pairs} products of parts in bf16, all of a box together")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
     precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
