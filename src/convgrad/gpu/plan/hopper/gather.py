@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, prod
 
-from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
 from .. import choose
@@ -16,7 +15,7 @@ from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .fold import folded
-from .launches import Candidate, priced, scatters, settle, stored
+from .launches import Candidate, scatters, settle, staged_bytes, stored, stores
 from .tensors import Operands, input_parts, seen
 from .views import Space, space
 from .ways import Way, ways
@@ -98,8 +97,8 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
         store = stored(p, s, way, shape.columns)
-        label = priced(p, s, way, store)
-        room = target.shared - SPARE - (0 if store == "plain" else shape.results * DTYPES[p.out_dtype].size)
+        label = stores(p, s, way, store)
+        room = target.shared - SPARE - staged_bytes(p, shape, store)
         for box in boxes(shape, way.steps, p.n, way.rows(shape.columns)):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (

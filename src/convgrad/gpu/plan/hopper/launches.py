@@ -19,6 +19,7 @@ from .ways import Way, meeting
 
 SOURCES = 8  # descriptors of the input that the kernel takes
 RESULTS = 4  # those of the results
+TURNED = 32  # columns of 32 bits that are turned at a time
 FEW = 4  # channels of x that may come between pixels within a stride
 PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
 
@@ -63,7 +64,9 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
     ]
     if way.operands.parts > 1:
-        notes.append(f"f32 is taken apart first; {way.operands.products} products of parts in bf16, added by plain units")
+        notes.append(
+            f"f32 is taken apart first; {way.operands.products} products of parts in bf16, added by plain units"
+        )
     if way.groups > 1:
         notes.append(f"channels of {way.groups} groups share a product, with zeros between them")
     if way.inner:
@@ -85,14 +88,15 @@ def result_strides(p: Problem, s: Space) -> Ints:
 def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
     size = DTYPES[p.out_dtype].size
-    if size > 4 or (p.accumulate and size < 4):  # what waits in shared memory has been rounded
-        return "plain"
     of = result_strides(p, s)
-    if size == 4 and (of[2] == 1 or of[LAST] != 1):  # neighbouring columns of a thread's sums fill 8 bytes as they are
+    steady = p.wanted == "y" or prod(s.stride) == 1
+    turned = of[LAST] == 1 and of[2] != 1 and not way.inner and steady
+    if size != 2:
+        return "turned" if turned and size == 4 else "plain"
+    if p.accumulate:  # what waits in shared memory has been rounded
         return "plain"
     # Copies write whole tiles of what lies side by side.
     dense = way.groups == p.g or way.columns % columns == 0
-    steady = p.wanted == "y" or prod(s.stride) == 1
     few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
@@ -100,7 +104,14 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
-    return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+    return "turned" if turned else "plain"
+
+
+def staged_bytes(p: Problem, shape: Shape, store: str) -> int:
+    """Bytes of shared memory that results take on their way out; of 32 bits, some columns at a time."""
+    item = DTYPES[p.out_dtype].size
+    columns = shape.columns if item == 2 else min(TURNED, shape.columns)
+    return 0 if store == "plain" else 2 * shape.half * columns * item
 
 
 def scatters(p: Problem, s: Space, way: Way) -> bool:
@@ -112,11 +123,11 @@ def scatters(p: Problem, s: Space, way: Way) -> bool:
     return of[LAST] != 1 or phases or way.inner > FEW
 
 
-def priced(p: Problem, s: Space, way: Way, store: str) -> str:
-    """What the model calls a way to store results."""
-    if store != "plain":
-        return store
-    return "scattered" if scatters(p, s, way) else "plain" if result_strides(p, s)[2] == 1 or way.inner else "apart"
+def stores(p: Problem, s: Space, way: Way, store: str) -> str:
+    """What the model calls a way to store."""
+    if store == "plain" and scatters(p, s, way):
+        return "scattered"
+    return "apart" if store == "plain" and result_strides(p, s)[2] != 1 and not way.inner else store
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
