@@ -14,7 +14,7 @@ import pytest
 from test_offline import machine_code, spills
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import registry
+from convgrad.gpu.plan import patches, registry
 from convgrad.gpu.plan.hopper import fold, gather, launches, views, ways
 from convgrad.gpu.plan.records import Plan
 from convgrad.gpu.target import of_kind
@@ -137,6 +137,22 @@ def test_windows_are_read_as_channels(line):
     other = fold.folded(problem)
     assert other is not None
     assert addresses(other) == addresses(problem)
+
+
+def test_what_no_window_meets_is_left_out():
+    """Of x in f32, which is taken apart: three quarters of it are not there for a pointwise layer with a stride."""
+    line = "{} f32 n2 g2 cx3 cy2 x9x8 w1x1 y5x3 s2x3 d1x1 p0x0"
+    problem = Problem.parse(line.format("y"))
+    other = patches.met(problem)
+    assert (other.x, other.stride) == ((5, 3), (1, 1))
+    assert addresses(other) == addresses(problem)
+    for change in (("y5x3", "y6x3"), ("p0x0", "p1x0"), ("w1x1", "w2x1"), ("{}", "x")):
+        kept = Problem.parse(line.replace(*change).format("y"))
+        assert patches.met(kept) is kept, "windows meet padding, have several elements, or all of x is wanted"
+    large = "w f32 n64 g1 cx256 cy256 x28x28 w1x1 y14x14 s2x2 d1x1 p0x0 x@nxc y@nxc"
+    found = registry.make_plan(Problem.parse(large), TARGET)
+    assert found.level == "weights on Hopper"
+    assert dict(found.areas)["x, laid anew"] == 3 * 2 * 64 * 256 * 14 * 14
 
 
 def test_windows_with_padding_are_not_read_as_channels():

@@ -11,6 +11,7 @@ from ...target import Target
 from .. import choose
 from ..axes import is_wide
 from ..launches import channels
+from ..patches import met
 from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
@@ -26,6 +27,7 @@ SPARE = 2048  # bytes of shared memory for barriers
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
     precision = "bf16x6" if precision == "default" else precision
+    p = met(p) if p.dtype == "f32" and precision == "bf16x6" else p
     found = plan_as_it_is(p, target, precision)
     other = folded(p)
     if other is not None:

@@ -18,6 +18,7 @@ from ....spec.problem import Ints, Problem
 from ...target import Target
 from .. import choose
 from ..axes import is_wide, strides, three
+from ..patches import met
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
 from .parts import seconds as split_seconds
 from .parts import splitting
@@ -301,6 +302,7 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return "it takes weight gradients"
     precision = "bf16x6" if precision == "default" else precision
     if p.dtype == "f32":
+        p = met(p) if precision == "bf16x6" else p
         if precision not in PARTS_OF:
             return f"it takes f32 by {' and '.join(PARTS_OF)}"
     elif p.dtype not in ("bf16", "f16"):
