@@ -40,6 +40,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         copied = around(p, way, target, precision)
         if copied is None or copied.workspace > most:
             continue
+        if copied.within == "portable" and way.kept:
+            continue
         if copied.within == "portable" and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
             continue  # its model does not know what it takes to store to so many places
         if best is None or copied.seconds < best.seconds:
@@ -56,6 +58,7 @@ class Way(NamedTuple):
 
     inner: Problem
     bytes: Mapping[Role, int]  # of the tensors that are copied
+    kept: bool = False  # whether what is given stays as it is, although its channels are apart
 
 
 def ways(p: Problem) -> list[Way]:
@@ -98,7 +101,7 @@ def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
-    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved})
+    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, not reads)
 
 
 def _is_worth(p: Problem, role: Role) -> bool:
