@@ -176,7 +176,6 @@ def test_machine_code_is_a_bare_loop(name):
 
 LARGE_F32 = {
     "dense": f"w f32 n128 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 {NXC}",
-    "narrow": "w f32 n128 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
     "stem": "w f32 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3",
 }
 
