@@ -218,11 +218,6 @@ class Cut:
             return (0, 0)
         return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
 
-    @property
-    def grid(self) -> int:
-        """Boxes of some images."""
-        return prod(ceil(size / side) for size, side in zip(self.view.y.sizes, self.sides, strict=True))
-
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
         counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self.sides, strict=True)]
         return prod(counts) * ceil(self.view.images / self.box[2])
@@ -302,8 +297,6 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
 def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
     programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
-    if cut.item == 4:
-        before = (_lay_boxes(p, cut),)
     launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
     areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
@@ -363,12 +356,9 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
 
 
 def _in_tf32(p: Problem) -> View | str:
-    """The problem with numbers of f32 as they are: x where it lies, y laid in the order of boxes."""
-    x = _as_it_is(p, "x", p.cx)
-    if isinstance(x, str):
-        return x
-    y = _in_parts(p, "y", p.cy)
-    return y if isinstance(y, str) else look(p, x, y, 1, 4)
+    """The problem with numbers of f32 where they lie."""
+    x, y = _as_it_is(p, "x", p.cx), _as_it_is(p, "y", p.cy)
+    return x if isinstance(x, str) else y if isinstance(y, str) else look(p, x, y, 1, 4)
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
@@ -417,7 +407,7 @@ def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
     view = View(seen, y, pairs * p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
-    view = _merged(view) if item == 2 else view
+    view = _merged(view)
     return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
 
 
@@ -538,27 +528,6 @@ def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
     tensors = ((role, p.dtype), (LAID[role], kind))
     launch = Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
     return Laying(launch, p.n * prod(side.sizes) * width * parts * 2)
-
-
-def _lay_boxes(p: Problem, cut: Cut) -> Laying:
-    """y in the order of boxes, for products in tf32."""
-    y, of = cut.view.y, strides(p, "y")
-    channels = p.g * p.cy
-    counts = tuple(ceil(size / side) for size, side in zip(y.sizes, cut.sides, strict=True))
-    boxes = prod(counts) * ceil(p.n / cut.box[2])
-    tile = min(64, max(16, 1 << (channels - 1).bit_length()))
-    step = of[2] if p.cy > 1 else of[1] if p.g > 1 else 1
-    values: Values = (
-        ("y_strides", (of[0], step, *_ordered(of[3:], cut.view.order))),
-        ("y_sizes", y.sizes),
-        ("counts", counts),
-        ("images", p.n),
-        ("channels", channels),
-    )
-    constants: Constants = (("BOX_SIZES", cut.box), ("CHANNELS", tile), ("WIDE", is_wide(p)))
-    tensors = (("y", p.dtype), (LAID["y"], p.dtype))
-    launch = Launch("lay_boxes", boxes * ceil(channels / tile), tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, boxes * channels * cut.pixels * 4)
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
@@ -710,10 +679,6 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
     y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
     y_block, y_swizzle = (*cut.box, cut.columns), min(128, cut.columns * item)
-    if item == 4:
-        channels = view.groups * view.y.channels
-        y_shape = (ceil(view.images / cut.box[2]) * cut.grid, channels, cut.pixels)
-        y_strides, y_block, y_swizzle = (channels * cut.pixels, cut.pixels, 1), (1, cut.columns, cut.pixels), 128
     x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
     x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
@@ -735,7 +700,7 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
         ("PAIRS", view.pairs),
-        ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
+        ("REGISTERS", 216 if cut.registers <= 160 else 232),
         ("TF32", item == 4),
     )
     tensors = ((PARTS, "f32"),)
