@@ -414,6 +414,29 @@ def multiply_view(
     return acc, ia, ib
 
 
+@gluon.constexpr_function
+def halvings(columns, most):
+    """How often columns are cut in two until they are no more than that."""
+    count = 0
+    while columns > most:
+        columns //= 2
+        count += 1
+    return count
+
+
+@gluon.jit
+def pieces(acc, MOST: gl.constexpr):
+    """Sums in pieces of so many columns, which are registers of the same threads."""
+    found = (acc,)
+    for _ in gl.static_range(halvings(acc.shape[1], MOST)):
+        more = ()
+        for at in gl.static_range(len(found)):
+            both = found[at].reshape([acc.shape[0], 2, found[at].shape[1] // 2]).permute((0, 2, 1))
+            more = more + gl.split(both)
+        found = more
+    return found
+
+
 @gluon.jit
 def multiply(
     GROUP: gl.constexpr,
@@ -509,11 +532,14 @@ def multiply(
             LANES: gl.constexpr = min(32, HALF // PIECE)
             HIGH: gl.constexpr = gl.BlockedLayout([1, PIECE], [32 // LANES, LANES], [4, 1], [1, 0])
             room = staging.index(GROUP)
-            room.permute((1, 0)).store(acc.to(out.dtype.element_ty))
-            write(
-                room.load(HIGH), out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
-                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, False, HIGH,
-            )  # fmt: skip
+            some = pieces(acc, room.shape[0])
+            for at in gl.static_range(len(some)):
+                room.permute((1, 0)).store(some[at].to(out.dtype.element_ty))
+                first = within + at * room.shape[0]
+                write(
+                    room.load(HIGH), out, place, base, first, share_made, made, images, steps, out_strides, out_sizes,
+                    GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, False, HIGH,
+                )  # fmt: skip
         elif STORE == "rows":
             WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
             room = staging.index(GROUP)
@@ -682,7 +708,9 @@ def gather(
         C_TYPE: gl.constexpr = out.dtype.element_ty
         C_BITS: gl.constexpr = C_TYPE.primitive_bitwidth
         C_SWIZZLE: gl.constexpr = 128 if STORE == "turned" else min(COLUMNS * C_BITS // 8, 128)
-        C_SHAPE: gl.constexpr = [2, COLUMNS, PIXELS // 2] if STORE == "turned" else [2, PIXELS // 2, COLUMNS]
+        # All columns of 32 bits at once would take the room of the boxes.
+        HIGH: gl.constexpr = min(COLUMNS, 32) if C_BITS == 32 else COLUMNS
+        C_SHAPE: gl.constexpr = [2, HIGH, PIXELS // 2] if STORE == "turned" else [2, PIXELS // 2, COLUMNS]
         C_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(C_SWIZZLE, C_BITS, 2)
         staging = gl.allocate_shared_memory(C_TYPE, C_SHAPE, C_LAYOUT)
     a_free = barriers(A_STAGES, 2)

@@ -26,6 +26,7 @@ STORED_BYTES = {
     "copy": 64,
     "rows": 20,
     "turned": 20,
+    "apart": 1.1,
     "scattered": 0.4,
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours

@@ -16,7 +16,7 @@ from ..records import Plan
 from .boxes import boxes, shapes, staged
 from .cost import seconds
 from .fold import folded
-from .launches import Candidate, scatters, settle, stored
+from .launches import Candidate, scatters, settle, staged_bytes, stored, stores
 from .tensors import Operands, input_parts, seen
 from .views import Space, space
 from .ways import Way, ways
@@ -99,8 +99,8 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
         store = stored(p, s, way, shape.columns)
-        label = "scattered" if store == "plain" and scatters(p, s, way) else store
-        room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
+        label = stores(p, s, way, store)
+        room = target.shared - SPARE - staged_bytes(p, shape, store)
         for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (

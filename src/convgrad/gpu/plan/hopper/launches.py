@@ -18,6 +18,7 @@ from .ways import Way, meeting
 
 SOURCES = 8  # descriptors of the input that the kernel takes
 RESULTS = 4  # those of the results
+TURNED = 32  # columns of 32 bits that are turned at a time
 FEW = 4  # channels of x that may come between pixels within a stride
 PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
 
@@ -80,20 +81,30 @@ def result_strides(p: Problem, s: Space) -> Ints:
 
 def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
-    if DTYPES[p.out_dtype].size != 2 or p.accumulate:
+    if p.accumulate:
         return "plain"
+    of = result_strides(p, s)
+    steady = p.wanted == "y" or prod(s.stride) == 1
+    turned = of[LAST] == 1 and of[2] != 1 and not way.inner and steady
+    if DTYPES[p.out_dtype].size != 2:
+        return "turned" if turned else "plain"
     # Copies write whole tiles of what lies side by side.
     dense = way.groups == p.g or way.columns % columns == 0
-    steady = p.wanted == "y" or prod(s.stride) == 1
     few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
-    of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
-    return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+    return "turned" if turned else "plain"
+
+
+def staged_bytes(p: Problem, shape: Shape, store: str) -> int:
+    """Bytes of shared memory that results take on their way out; of 32 bits, some columns at a time."""
+    item = DTYPES[p.out_dtype].size
+    columns = shape.columns if item == 2 else min(TURNED, shape.columns)
+    return 0 if store == "plain" else 2 * shape.half * columns * item
 
 
 def scatters(p: Problem, s: Space, way: Way) -> bool:
@@ -103,6 +114,13 @@ def scatters(p: Problem, s: Space, way: Way) -> bool:
         return False
     phases = p.wanted == "x" and prod(s.stride) > 1 and not way.inner
     return of[LAST] != 1 or phases or way.inner > FEW
+
+
+def stores(p: Problem, s: Space, way: Way, store: str) -> str:
+    """What the model calls a way to store."""
+    if store == "plain" and scatters(p, s, way):
+        return "scattered"
+    return "apart" if store == "plain" and result_strides(p, s)[2] != 1 and not way.inner else store
 
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
@@ -184,7 +202,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("INNER", way.inner),
         ("MERGED", is_merged(p, s, way)),
         ("OUT_UNIT", unit),
-        ("PIECE", min(8, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
+        ("PIECE", min(16 // DTYPES[p.out_dtype].size, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
         ("PROGRAMS", programs),
