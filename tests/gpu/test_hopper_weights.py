@@ -40,6 +40,7 @@ PROBLEMS = {
     "stem in f32": f"w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 {NXC}",
     "dense in f32": f"w f32 n2 g1 cx36 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
     "strided in f32": f"w f32 n3 g2 cx12 cy10 x9x8 w3x2 y4x4 s2x2 d1x1 p0x1 {NXC}",
+    "far taps in f32": f"w f32 n2 g1 cx8 cy8 x17x17 w3x3 y17x17 s1x1 d6x6 p6x6 {NXC}",
     "grouped in f32": f"w f32 n2 g3 cx5 cy6 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
 }
 
@@ -117,7 +118,9 @@ def test_what_is_left_to_others():
     assert "it takes f32 by" in hopper.plan(dense, TARGET, "ieee")
     assert "tensor cores cut sums of f32 off" in hopper.plan(dense, TARGET, "default")
     assert hopper.plan(dense, TARGET, "bf16x6").precision == "bf16x6"
-    assert hopper.plan(dense, TARGET, "tf32").precision == "bf16x3", "9 channels are no multiple of 16 bytes"
+    assert "taps of 9 channels of x are laid side by side" in " ".join(hopper.plan(dense, TARGET, "tf32").why)
+    groups = Problem.parse(PROBLEMS["grouped in f32"])
+    assert hopper.plan(groups, TARGET, "tf32").precision == "bf16x3", "5 channels are no multiple of 16 bytes"
     wider = replace(dense, cx=16, x_strides=(672, 16, 1, 112, 16))
     assert hopper.plan(wider, TARGET, "tf32").precision == "tf32"
 

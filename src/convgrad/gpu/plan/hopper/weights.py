@@ -30,6 +30,7 @@ PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 
 MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
+WHOLE = 64  # bytes of a pixel's taps in f32: with fewer at a time, a copy takes longer
 STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
@@ -349,16 +350,19 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
     few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
     if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]))
-    in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
-    if not isinstance(in_tf32, str):
-        found.append((in_tf32, ()))
+    if precision == "tf32" and p.dtype == "f32":
+        found += _in_tf32(p, few)
     return found or str(direct)
 
 
-def _in_tf32(p: Problem) -> View | str:
-    """The problem with numbers of f32 where they lie."""
+def _in_tf32(p: Problem, few: bool) -> list[tuple[View, tuple[Laying, ...]]]:
+    """The problem with numbers of f32 where they lie; with `few` channels of x, with taps as channels as well."""
     x, y = _as_it_is(p, "x", p.cx), _as_it_is(p, "y", p.cy)
-    return x if isinstance(x, str) else y if isinstance(y, str) else look(p, x, y, 1, 4)
+    if isinstance(y, str):
+        return []
+    view = x if isinstance(x, str) else look(p, x, y, 1, 4)
+    found: list[tuple[View, tuple[Laying, ...]]] = [] if isinstance(view, str) else [(view, ())]
+    return found + folded(p, y, 1, (), 4) if p.g == 1 and few else found
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
@@ -383,9 +387,10 @@ def _in_parts(p: Problem, role: str, channels: int) -> Side | str:
     return _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
 
 
-def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
+def _laid(p: Problem, role: str, sizes: Ints, channels: int, item: int = 2) -> Side:
     """A tensor that is laid anew."""
-    width = ceil(channels * 2 / ALIGN) * ALIGN // 2
+    piece = (ALIGN if item == 2 else WHOLE) // item
+    width = ceil(channels / piece) * piece
     steps = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
     return Side(LAID[role], channels, sizes, steps)
 
@@ -460,7 +465,9 @@ def _merged(view: View) -> View:
     return view._replace(x=x, y=y, images=images)
 
 
-def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[tuple[View, tuple[Laying, ...]]]:
+def folded(
+    p: Problem, y: Side, pairs: int, before: tuple[Laying, ...], item: int = 2
+) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
     rows = [axes.w[first]]
@@ -472,10 +479,10 @@ def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[
         fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
-        x = _laid(p, "x", sizes, prod(fold) * p.cx)
-        laying = _lay(p, "x", x, fold, _PARTS[pairs])
+        x = _laid(p, "x", sizes, prod(fold) * p.cx, item)
+        laying = _lay(p, "x", x, fold, _PARTS[pairs], item)
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = _merged(View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
+        view = _merged(View(x, y, pairs * p.n, pairs, item, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
         fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
             found.append((view, (laying, *before)))
@@ -490,11 +497,11 @@ def lay_seconds(laying: Laying, target: Target) -> float:
     run = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
     each = 6 if plain else 8 if run % 8 == 0 else 30
-    instructions = size / 2 * each / (128 * target.multiprocessors * target.clock * 1e9)
+    instructions = size / DTYPES[launch.tensors[1][1]].size * each / (128 * target.multiprocessors * target.clock * 1e9)
     return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
+def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int, item: int = 2) -> Laying:
     axes, of = three(p), strides(p, role)
     plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
     width = side.strides[2]
@@ -524,10 +531,10 @@ def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
         ("WIDE", is_wide(p)),
     )
     count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
-    kind = "bf16" if p.dtype == "f32" else p.dtype
+    kind = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
     tensors = ((role, p.dtype), (LAID[role], kind))
     launch = Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, p.n * prod(side.sizes) * width * parts * 2)
+    return Laying(launch, p.n * prod(side.sizes) * width * parts * item)
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
@@ -539,7 +546,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and (item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -600,7 +607,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
     found.sort()
     best = [box for *_, box in found[:2]]
     if skip and taps == 1:
-        single = (1, 1, 64, 1)
+        single = (1, 1, 64 if view.item == 2 else 32, 1)
         best += [single] if single not in best and view.pairs == 1 else []
     yield from best
 
