@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import boxes
@@ -162,7 +163,7 @@ FORMS = ["dense", "far taps", "3D", "grouped in f32", "stem", "strided", "dense 
 def test_machine_code_is_a_bare_loop(name):
     compiler = pytest.importorskip("convgrad.gpu.compile")
     pytest.importorskip("triton")
-    from test_offline import spills
+    from test_offline import machine_code, spills
 
     precision = {"dense in f32": "tf32", "grouped in f32": "bf16x6"}.get(name, "default")
     for launch in hopper.plan(Problem.parse(PROBLEMS[name]), TARGET, precision).launches:
@@ -172,6 +173,9 @@ def test_machine_code_is_a_bare_loop(name):
         if launch.kernel == "weights_boxes":
             assert "wgmma.mma_async" in kernel.asm["ptx"]
             assert "cp.async.bulk.tensor.5d" in kernel.asm["ptx"]
+            code = machine_code(kernel)
+            waits = len(re.findall(r"WARPGROUP.DEPBAR.LE gsb0, 0x0", code))
+            assert waits < code.count("HGMMA") / 3, "products do not wait for each other"
 
 
 def test_explain_tells_what_runs(monkeypatch):

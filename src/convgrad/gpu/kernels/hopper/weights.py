@@ -40,6 +40,7 @@ TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
 
+MANY = tl.constexpr(256)  # columns of all sums of a thread in tf32, beside which pixels of x are loaded 16 at a time
 CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
 
 
@@ -321,27 +322,36 @@ def products_in_tf32(
     PIXELS: gl.constexpr = WALK[BOX] * SIDE
     UNIT: gl.constexpr = ROOM // 8
     SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    # So many pixels at a time leave room for the sums, and for what is loaded while they are multiplied.
+    SOME: gl.constexpr = 16 if COUNT * sums[0].shape[1] <= MANY else 8
     # Channels by pixels: OPERAND, with pixels in that order.
     READ: gl.constexpr = gl.DistributedLinearLayout(
-        [[8, 0], [0, 1], [0, 8], [0, 16]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 32]
+        [[8, 0], [0, 1], [0, 8]][: 2 if SOME == 8 else 3],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, SOME],
     )
     found = ()
-    before = sums[0]
-    before_x = y_block
     for s in gl.static_range(COUNT):
         unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * 2
         at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0)).load(READ)
-        x = x.reshape([64, 4, 4, 2]).permute((0, 1, 3, 2)).reshape([64, PIXELS])
-        x = rounded(gl.convert_layout(x, OPERAND, assert_trivial=True))
-        under_way = warpgroup_mma(x, y_block, sums[s], is_async=True)
-        if s > 0:
-            finished, _ = warpgroup_mma_wait(1, [before, before_x])
-            found = found + (finished,)
-        before = under_way
-        before_x = x
-    finished, _ = warpgroup_mma_wait(0, [before, before_x])
-    return found + (finished,)
+        acc = sums[s]
+        for begin in gl.static_range(0, PIXELS, SOME):
+            x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(begin, SOME, 0).permute((1, 0)).load(READ)
+            x = x.reshape([64, SOME // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, SOME])
+            x = rounded(gl.convert_layout(x, OPERAND, assert_trivial=True))
+            acc = warpgroup_mma(x, y_block.slice(begin, SOME, 0), acc, is_async=True)
+            # The product before this one is complete, of which only the registers of x are still held.
+            if begin > 0:
+                acc, _ = warpgroup_mma_wait(1, [acc, before_x])
+            elif s > 0:
+                before, acc, _ = warpgroup_mma_wait(1, [before, acc, before_x])
+                found = found + (before,)
+            before_x = x
+        before = acc
+    before, _ = warpgroup_mma_wait(0, [before, before_x])
+    return found + (before,)
 
 
 @gluon.jit
