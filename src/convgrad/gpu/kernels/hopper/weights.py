@@ -40,7 +40,8 @@ TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
 
-MANY = tl.constexpr(256)  # columns of all sums of a thread in tf32, beside which pixels of x are loaded 16 at a time
+MANY = tl.constexpr(320)  # columns of all sums of a thread in tf32, beyond which pixels of x are loaded 8 at a time
+FEW = tl.constexpr(128)  # up to which they are loaded 32 at a time, between them 16
 CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
 
 
@@ -295,8 +296,46 @@ def products(
 
 @gluon.jit
 def rounded(values):
-    """Numbers of f32 as tf32 has them, but for the last bits, which matrix units cut off; what is no number stays so."""
-    return gl.where(values == values, (values.to(gl.int32, bitcast=True) + 0x1000).to(gl.float32, bitcast=True), values)
+    """Numbers of f32 as tf32 has them: matrix units would cut off the last bits."""
+    code: gl.constexpr = "cvt.rna.tf32.f32 $0, $1;"
+    return gl.inline_asm_elementwise(code, "=r,r", [values], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def some_of_x(
+    x_blocks,
+    stage,
+    FIRST: gl.constexpr,
+    NUMBER: gl.constexpr,
+    SOME: gl.constexpr,
+    WALK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    OPERAND: gl.constexpr,
+):
+    """Some pixels of the box of a sum, transposed: they have such a number.
+
+    Of eight pixels, those with even numbers come first, as `turn_boxes` laid y: four that are neighbours lie in banks
+    of shared memory that two of them share.
+    """
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    STEPS: gl.constexpr = WALK[BOX] * SIDE // SOME
+    SUM: gl.constexpr = FIRST + NUMBER // STEPS
+    # Channels by pixels: OPERAND, with pixels in that order.
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[8, 0], [0, 1], [0, 8], [0, 16]][: 2 if SOME == 8 else 3 if SOME == 16 else 4],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, SOME],
+    )
+    unit = stage * WALK[UNITS] + SUM // WALK[TAPS] * 2
+    at = x_blocks.index(unit * (ROOM // 8) + SUM % WALK[TAPS] * SHIFT * SIDE // 8)
+    x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(NUMBER % STEPS * SOME, SOME, 0).permute((1, 0)).load(READ)
+    x = x.reshape([64, SOME // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, SOME])
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
@@ -313,44 +352,37 @@ def products_in_tf32(
     LAYOUT: gl.constexpr,
     OPERAND: gl.constexpr,
 ):
-    """The products of a box, finished. x goes through registers, where it is transposed and rounded.
+    """The products of a box, finished. x goes through registers, where it is rounded.
 
-    Of eight pixels, those with even numbers come first, as `turn_boxes` laid y: four that are neighbours lie in banks
-    of shared memory that two of them share.
+    What comes next is loaded while a product and the one before it are under way. So many pixels at a time leave room
+    for the sums.
     """
-    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = ROOM // 8
-    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
-    # So many pixels at a time leave room for the sums, and for what is loaded while they are multiplied.
-    SOME: gl.constexpr = 16 if COUNT * sums[0].shape[1] <= MANY else 8
-    # Channels by pixels: OPERAND, with pixels in that order.
-    READ: gl.constexpr = gl.DistributedLinearLayout(
-        [[8, 0], [0, 1], [0, 8]][: 2 if SOME == 8 else 3],
-        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]],
-        [],
-        [64, SOME],
-    )
+    PIXELS: gl.constexpr = y_block.shape[0]
+    ALL: gl.constexpr = COUNT * y_block.shape[1]
+    SOME: gl.constexpr = 8 if ALL > MANY else 16 if ALL > FEW else 32
+    STEPS: gl.constexpr = PIXELS // SOME
     found = ()
-    for s in gl.static_range(COUNT):
-        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * 2
-        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        acc = sums[s]
-        for begin in gl.static_range(0, PIXELS, SOME):
-            x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(begin, SOME, 0).permute((1, 0)).load(READ)
-            x = x.reshape([64, SOME // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, SOME])
-            x = rounded(gl.convert_layout(x, OPERAND, assert_trivial=True))
-            acc = warpgroup_mma(x, y_block.slice(begin, SOME, 0), acc, is_async=True)
-            # The product before this one is complete, of which only the registers of x are still held.
-            if begin > 0:
-                acc, _ = warpgroup_mma_wait(1, [acc, before_x])
-            elif s > 0:
-                before, acc, _ = warpgroup_mma_wait(1, [before, acc, before_x])
+    acc = sums[0]
+    before = sums[0]
+    held = y_block
+    x = some_of_x(x_blocks, stage, FIRST, 0, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+    for i in gl.static_range(COUNT * STEPS):
+        if i % STEPS == 0:
+            acc = sums[i // STEPS]
+        now = rounded(x)
+        acc = warpgroup_mma(now, y_block.slice(i % STEPS * SOME, SOME, 0), acc, is_async=True)
+        if i + 1 < COUNT * STEPS:
+            x = some_of_x(x_blocks, stage, FIRST, i + 1, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+        if i > 0:
+            if i % STEPS > 0:
+                acc, _ = warpgroup_mma_wait(1, [acc, held])
+            else:
+                before, acc, _ = warpgroup_mma_wait(1, [before, acc, held])
                 found = found + (before,)
-            before_x = x
-        before = acc
-    before, _ = warpgroup_mma_wait(0, [before, before_x])
+        held = now
+        if i % STEPS == STEPS - 1:
+            before = acc
+    before, _ = warpgroup_mma_wait(0, [before, held])
     return found + (before,)
 
 
