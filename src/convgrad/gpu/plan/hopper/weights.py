@@ -34,9 +34,13 @@ WHOLE = 64  # bytes of a pixel's taps in f32: with fewer at a time, a copy takes
 STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
+SECOND_CACHE = 40 << 20  # bytes of tensors that stay in it
+AGAIN = 3  # times that larger ones are read, where programs of different tiles are at different pixels
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
 STAGE = 24  # cycles of a stage besides
+SHARED_BYTES = 128  # that shared memory moves in a cycle
+IN_TF32 = 1.13  # times as many cycles as were fitted: the clock is lower under such loads
 PROGRAM = 4e-6  # seconds before the first products
 STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
 FINISH = 5e-6  # seconds of adding slots, besides their bytes
@@ -167,9 +171,14 @@ class Cut:
         return self.stage - (self.room - self.rows) * self.block * self.units * self.item
 
     @property
+    def products(self) -> int:
+        """Sums of 64 by the columns of a group of warps that both groups take, the slower one twice."""
+        return 2 * (self.sums if self.split == 2 else ceil(self.sums / 2))
+
+    @property
     def registers(self) -> int:
         """Of a thread, for sums."""
-        many = self.sums if self.split == 2 else ceil(self.sums / 2)
+        many = self.products // 2
         # In bf16x6 there are sums of some boxes, and those of all.
         return many * self.columns // 2 * (2 if self.view.pairs == 6 else 1)
 
@@ -297,7 +306,7 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
 
 def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
-    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    programs = programs_of(p, cut, target)
     launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
     areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
@@ -315,6 +324,18 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
     precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
     return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
+
+
+def programs_of(p: Problem, cut: Cut, target: Target) -> int:
+    """As many programs as multiprocessors or, where it pays, so many that each tile has equally many.
+
+    These read the same pixels at the same time: what one of them brings into the second cache serves the others, too.
+    """
+    most = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    even = most // cut.tiles * cut.tiles
+    if cut.skip or even in (0, most) or _seconds(p, cut, target, most) <= _seconds(p, cut, target, even):
+        return most
+    return even
 
 
 def slots(cut: Cut, programs: int) -> int:
@@ -652,30 +673,52 @@ def _stages(cut: Cut, target: Target) -> int:
 
 def seconds(p: Problem, cut: Cut, target: Target) -> float:
     """The time that a cut is expected to take; 0 if it cannot be taken."""
-    total = cut.whole * cut.group_blocks
-    programs = min(target.multiprocessors, total)
+    programs = programs_of(p, cut, target)
     room = slots(cut, programs) * _slot_bytes(cut)
-    if total >= 2**31 or room > MOST_WORKSPACE:
+    if cut.whole * cut.group_blocks >= 2**31 or room > MOST_WORKSPACE:
         return 0.0
-    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
-    # 128 bytes a cycle at best.
-    one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
-    if cut.item == 4:
-        # Half as deep a product takes as long, x comes through registers, and products wait for each other.
-        one = 2 * (16 + cut.columns / 2) * 1.15
-    many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
-    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
-    stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
-    stage *= 1.06 if cut.view.pairs == 6 else 1.0
+    return _seconds(p, cut, target, programs)
+
+
+def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
+    """The same with so many programs."""
+    total, apart = cut.whole * cut.group_blocks, cut.skip or programs % cut.tiles > 0
     few = _stages(cut, target)
+    stage = (_cycles_in_tf32(cut) if cut.item == 4 else _cycles(cut, target)) + STAGE
     stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
-    met = min(each, 1 + cut.tiles / programs)
+    met = min(each, 1 + cut.tiles / programs) if apart else 1
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
-    found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    again = apart and p.bytes > SECOND_CACHE and cut.tiles > cut.group_blocks
+    read = p.bytes * (AGAIN if again else 1)
+    found = max(found, read / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
+
+
+def _cycles(cut: Cut, target: Target) -> float:
+    """What a stage of 16 bits takes a multiprocessor."""
+    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
+    # 128 bytes a cycle at best.
+    one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
+    compute, copies = cut.products * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
+    stage = max(compute, copies) + 0.1 * min(compute, copies)
+    return stage * (1.06 if cut.view.pairs == 6 else 1.0)
+
+
+def _cycles_in_tf32(cut: Cut) -> float:
+    """What a stage in tf32 takes a multiprocessor: products, shared memory or, where these are little, waiting."""
+    columns, bytes_of_y = cut.columns * cut.split, cut.pixels * cut.columns * cut.split * 4
+    products = cut.products * cut.pixels / 8 * cut.columns / 2
+    # x is copied to shared memory and read from it for every product, y is copied, turned and read.
+    shared = (cut.copied + cut.products * 64 * cut.pixels * 4 + 2 * bytes_of_y) / SHARED_BYTES + products / 2
+    held = ceil(cut.products / 2) * cut.columns
+    some = 8 if held > 320 else 16 if held > 128 else 32
+    waiting = ceil(cut.products / 2) * cut.pixels / some * (40 + 3.5 * some)
+    turning = 500 + 170 * max(1, columns // 32)
+    copies = cut.copied / CACHE_BYTES
+    return max(1.1 * products, 1.08 * shared, waiting, turning, copies) * IN_TF32
 
 
 def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
