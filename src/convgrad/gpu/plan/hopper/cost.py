@@ -41,7 +41,11 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
     item = DTYPES[p.out_dtype].size
     stored = shape.results * item / STORED_BYTES.get(store, PLAIN_BYTES * item)
     if store == "turned" or (store == "plain" and way.inner):  # memory comes in pieces of 32 bytes
-        stored *= max(1.0, 32 / (box.size[3] * item * max(way.inner, 1)))
+        run, whole = box.size[3] * item * max(way.inner, 1), 32
+        if store == "turned" and item == 4:
+            # Rows that are no multiple of 16 bytes leave in smaller pieces, which took several times as long.
+            run, whole = (run, 64) if way.steps[2] % 4 == 0 else (4 * (way.steps[2] & -way.steps[2]), 64)
+        stored *= max(1.0, whole / run)
     tile = TILE + stored
     columns = way.column_tiles(p, shape.columns) if box.resident else 1
     programs = target.multiprocessors // columns * columns
