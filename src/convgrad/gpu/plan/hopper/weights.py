@@ -353,6 +353,8 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
     if most >= 2**28:
         return "sizes go beyond 31 bits"
+    if precision == "tf32" and p.dtype == "f32" and (in_tf32 := _in_tf32(p)):
+        return in_tf32
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
     before: list[Laying] = []
@@ -368,22 +370,24 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
     direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
         found.append((direct, tuple(before)))
-    few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
-    if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
+    if _has_few(p) and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]))
-    if precision == "tf32" and p.dtype == "f32":
-        found += _in_tf32(p, few)
     return found or str(direct)
 
 
-def _in_tf32(p: Problem, few: bool) -> list[tuple[View, tuple[Laying, ...]]]:
-    """The problem with numbers of f32 where they lie; with `few` channels of x, with taps as channels as well."""
+def _has_few(p: Problem) -> bool:
+    """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
+    return p.g == 1 and (p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+
+
+def _in_tf32(p: Problem) -> list[tuple[View, tuple[Laying, ...]]]:
+    """The problem with numbers of f32 where they lie, and with taps as channels; nothing if channels do not fit."""
     x, y = _as_it_is(p, "x", p.cx), _as_it_is(p, "y", p.cy)
     if isinstance(y, str):
         return []
     view = x if isinstance(x, str) else look(p, x, y, 1, 4)
     found: list[tuple[View, tuple[Laying, ...]]] = [] if isinstance(view, str) else [(view, ())]
-    return found + folded(p, y, 1, (), 4) if p.g == 1 and few else found
+    return found + folded(p, y, 1, (), 4) if _has_few(p) and (not found or prod(p.w) > 1) else found
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
