@@ -333,9 +333,14 @@ def programs_of(p: Problem, cut: Cut, target: Target) -> int:
     """
     most = min(target.multiprocessors, cut.whole * cut.group_blocks)
     even = most // cut.tiles * cut.tiles
-    if cut.skip or even in (0, most) or _seconds(p, cut, target, most) <= _seconds(p, cut, target, even):
+    if cut.skip or even in (0, most) or not _is_read_again(p, cut):
         return most
-    return even
+    return min(most, even, key=lambda programs: _seconds(p, cut, target, programs))
+
+
+def _is_read_again(p: Problem, cut: Cut) -> bool:
+    """Whether several tiles read what the second cache does not hold. In 16 bits that was not looked at."""
+    return cut.item == 4 and p.bytes > SECOND_CACHE and cut.tiles > cut.group_blocks
 
 
 def slots(cut: Cut, programs: int) -> int:
@@ -693,10 +698,9 @@ def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
     each = ceil(total / programs)
     met = min(each, 1 + cut.tiles / programs) if apart else 1
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
-    again = apart and p.bytes > SECOND_CACHE and cut.tiles > cut.group_blocks
-    read = p.bytes * (AGAIN if again else 1)
+    read = p.bytes * (AGAIN if apart and _is_read_again(p, cut) else 1)
     found = max(found, read / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
-    found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
+    found += (0.08 if cut.item == 2 else 0.04) * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
 
@@ -713,14 +717,13 @@ def _cycles(cut: Cut, target: Target) -> float:
 
 def _cycles_in_tf32(cut: Cut) -> float:
     """What a stage in tf32 takes a multiprocessor: products, shared memory or, where these are little, waiting."""
-    columns, bytes_of_y = cut.columns * cut.split, cut.pixels * cut.columns * cut.split * 4
+    columns = cut.columns * cut.split
     products = cut.products * cut.pixels / 8 * cut.columns / 2
     # x is copied to shared memory and read from it for every product, y is copied, turned and read.
-    shared = (cut.copied + cut.products * 64 * cut.pixels * 4 + 2 * bytes_of_y) / SHARED_BYTES + products / 2
-    held = ceil(cut.products / 2) * cut.columns
-    some = 8 if held > 320 else 16 if held > 128 else 32
-    waiting = ceil(cut.products / 2) * cut.pixels / some * (40 + 3.5 * some)
-    turning = 500 + 170 * max(1, columns // 32)
+    moved = cut.copied / 2 + (cut.products * 64 + 2 * columns) * cut.pixels * cut.item
+    shared = (moved / SHARED_BYTES + products / 2) * (1.15 if cut.taps > 1 else 1.0)
+    waiting = cut.products / 2 * cut.pixels * 6
+    turning = 500 + 170 * columns / min(32, cut.columns)
     copies = cut.copied / CACHE_BYTES
     return max(1.1 * products, 1.08 * shared, waiting, turning, copies) * IN_TF32
 
