@@ -130,9 +130,8 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     halves = []
                     for h in range(n.SPLIT):
                         c = y_channel + h * n.COLUMNS
-                        at_y = (number, c, 0) if n.TF32 else (o[0], o[1], y_image, o[2], c)
-                        half = copy(seen(of_y, y), at_y, of_y.block, (1,) * len(at_y))
-                        halves.append(half[0].T if n.TF32 else half.reshape(pixels, n.COLUMNS))
+                        half = copy(seen(of_y, y), (o[0], o[1], y_image, o[2], c), of_y.block, (1,) * 5)
+                        halves.append(half.reshape(pixels, n.COLUMNS))
                     y_block = np.concatenate(halves, 1)
                     units = []
                     for u in range(walk[UNITS]):
@@ -198,29 +197,9 @@ def finish_weights(launch: Any, slots: np.ndarray, out: np.ndarray) -> None:
                 out[places] = found[which, row][real] + (out[places] if n.ACCUMULATE else 0)
 
 
-def lay_boxes(launch: Any, y: np.ndarray) -> np.ndarray:
-    """y in the order of boxes, in flat memory; it is taken for rounded."""
-    n = numbers(launch)
-    boxes_ = prod(n.counts) * -(-n.images // n.BOX_SIZES[2])
-    assert launch.programs * n.CHANNELS >= boxes_ * n.channels
-    out = np.zeros((boxes_, n.channels, *n.BOX_SIZES))
-    for box in range(boxes_):
-        p, q2 = divmod(box, n.counts[2])
-        p, q1 = divmod(p, n.counts[1])
-        image, q0 = divmod(p, n.counts[0])
-        for place in np.ndindex(*n.BOX_SIZES):
-            at = [q * size + i for q, size, i in zip((q0, q1, image, q2), n.BOX_SIZES, place, strict=True)]
-            if at[2] < n.images and all(at[a] < size for a, size in zip((0, 1, 3), n.y_sizes, strict=True)):
-                offset = (
-                    at[2] * n.y_strides[0] + at[0] * n.y_strides[2] + at[1] * n.y_strides[3] + at[3] * n.y_strides[4]
-                )
-                out[(box, slice(None), *place)] = y[offset + np.arange(n.channels) * n.y_strides[1]]
-    return out.reshape(-1)
-
-
 def laid(launch: Any, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Memory with what a launch before the sums makes."""
-    lay = {"fold_taps": fold_taps, "lay_boxes": lay_boxes, "split": split}[launch.kernel]
+    lay = {"fold_taps": fold_taps, "split": split}[launch.kernel]
     return memory | {launch.tensors[1][0]: lay(launch, memory[launch.tensors[0][0]])}
 
 

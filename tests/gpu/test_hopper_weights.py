@@ -40,6 +40,7 @@ PROBLEMS = {
     "stem in f32": f"w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 {NXC}",
     "dense in f32": f"w f32 n2 g1 cx36 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
     "strided in f32": f"w f32 n3 g2 cx12 cy10 x9x8 w3x2 y4x4 s2x2 d1x1 p0x1 {NXC}",
+    "far taps in f32": f"w f32 n2 g1 cx8 cy8 x17x17 w3x3 y17x17 s1x1 d6x6 p6x6 {NXC}",
     "grouped in f32": f"w f32 n2 g3 cx5 cy6 x6x6 w3x3 y6x6 s1x1 d1x1 p1x1 {NXC}",
     "pointwise in f32": f"w f32 n3 g1 cx40 cy20 x6x7 w1x1 y6x7 s1x1 d1x1 p0x0 {NXC}",
     "f32, channels first": "w f32 n2 g1 cx20 cy12 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1",
@@ -120,7 +121,9 @@ def test_what_is_left_to_others():
     dense = Problem.parse(PROBLEMS["f32"])
     assert "it takes f32 by" in hopper.plan(dense, TARGET, "ieee")
     assert "in three parts it takes" in hopper.plan(dense, TARGET, "default"), "sums of so little are taken at once"
-    assert hopper.plan(dense, TARGET, "tf32").precision == "bf16x3", "9 channels are no multiple of 16 bytes"
+    assert "taps of 9 channels of x are laid side by side" in " ".join(hopper.plan(dense, TARGET, "tf32").why)
+    groups = Problem.parse(PROBLEMS["grouped in f32"])
+    assert hopper.plan(groups, TARGET, "tf32").precision == "bf16x3", "5 channels are no multiple of 16 bytes"
     wider = replace(dense, cx=16, x_strides=(672, 16, 1, 112, 16))
     assert hopper.plan(wider, TARGET, "tf32").precision == "tf32"
 
@@ -150,7 +153,9 @@ def test_a_list_is_cut_evenly():
         p = Problem.parse(PROBLEMS[name])
         for plan in plans(p, 3):
             n = boxes.numbers(plan.launches[-2])
-            assert plan.launches[-2].programs == min(SMALL.multiprocessors, n.total), "nobody is without work"
+            most = min(SMALL.multiprocessors, n.total)
+            tiles = n.total // n.whole * -(-n.units // n.WALK[boxes.UNITS]) * n.columns
+            assert plan.launches[-2].programs in (most, most // tiles * tiles), "nobody is without work"
             count = sum(boxes.boxes(part, n)[0] for part in range(-(-n.units // n.WALK[boxes.UNITS])))
             assert n.whole == count * n.columns
 
@@ -196,6 +201,18 @@ def test_parts_leave_the_matrix_units_with_every_box(name):
     code = machine_code(kernel)
     assert code.count("FADD") == sums * n.COLUMNS // 2
     assert code.count("HGMMA") == sums * 6 * boxes.prod(n.WALK[boxes.BOX : boxes.BOX + 4]) // 16
+
+
+def test_products_in_tf32_do_not_wait_for_each_other():
+    """The compiler has every one wait where registers are too few, or where sums are copied between them."""
+    compiler = pytest.importorskip("convgrad.gpu.compile")
+    pytest.importorskip("triton")
+    from test_offline import machine_code
+
+    large = f"w f32 n8 g1 cx512 cy512 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1 {NXC}"
+    sums = hopper.plan(Problem.parse(large), TARGET, "tf32").launches[0]
+    code = machine_code(compiler.build(sums, TARGET, aligned=True))
+    assert 0 < code.count("DEPBAR.LE gsb0, 0x0") < code.count("HGMMA") / 6
 
 
 def test_explain_tells_what_runs(monkeypatch):

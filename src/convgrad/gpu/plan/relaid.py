@@ -43,12 +43,13 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         if copied.within == "portable" and way.kept:
             continue
         if copied.within == "portable" and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
-            continue  # its model does not know what it takes to store to so many places
+            continue  # its model does not know what it takes to store to so many places: up to three times as long
         if best is None or copied.seconds < best.seconds:
             best = copied
     if best is None:
         return "copies would take too much memory"
-    if not isinstance(direct, str) and direct.seconds <= best.seconds:
+    knows = not (_has_phases(p) and _is_worth(p, p.wanted))
+    if not isinstance(direct, str) and direct.seconds <= best.seconds and knows:
         return f"with copies it takes {best.seconds * 1e6:.0f} us, without {direct.seconds * 1e6:.0f}"
     return best
 
@@ -68,13 +69,17 @@ def ways(p: Problem) -> list[Way]:
     phases of a stride, and along one axis, that took 2 to 20 times as long as a copy on an H200. Phases of few channels
     are made together.
     """
-    phases = p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
-    apart = p.rank == 1 or phases
+    apart = p.rank == 1 or _has_phases(p)
     kinds = [(padded, ends, True) for padded in (False, True) for ends in ((True,) if apart else (True, False))]
     if p.dtype == "f32" and p.wanted != "w":  # what takes f32 apart reads it as it lies
         kinds.append((False, True, False))
     tried = (_way(p, *kind) for kind in kinds)
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
+
+
+def _has_phases(p: Problem) -> bool:
+    """Whether pixels of x are made apart from their neighbours."""
+    return p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
 
 
 def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:

@@ -45,6 +45,8 @@ SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the pa
 # far. Of two parts, there are the last three pairs.
 X_PARTS = tl.constexpr((1, 0, 2, 0, 1, 0))
 Y_PARTS = tl.constexpr((1, 2, 0, 1, 0, 0))
+MANY = tl.constexpr(320)  # columns of all sums of a thread in tf32, beyond which pixels of x are loaded 8 at a time
+FEW = tl.constexpr(128)  # up to which they are loaded 32 at a time, between them 16
 
 
 @triton.jit
@@ -161,7 +163,7 @@ def copy_boxes(
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,
-    TF32: gl.constexpr,
+    BLOCKS: gl.constexpr,
 ):
     """The warp that asks for copies."""
     _x_sizes, _y_sizes, images, blocks, _units, _columns, _whole, total = sizes
@@ -199,12 +201,10 @@ def copy_boxes(
             bar = full.index(stage)
             mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * PARTS * BYTES)
             for half in gl.static_range(SPLIT * PARTS):
-                of_y = y_blocks.index(stage * (SPLIT * PARTS) + half)._reinterpret(y.dtype, y.block_shape, y.layout)
+                at_y = (stage * (SPLIT * PARTS) + half) * BLOCKS
+                of_y = y_blocks.index(at_y)._reinterpret(y.dtype, y.block_shape, y.layout)
                 c = y_channel + half % SPLIT * COLUMNS
-                if TF32:
-                    tma.async_copy_global_to_shared(y, [box, c, 0], bar, of_y)
-                else:
-                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
+                tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
             block = first
             g0 = f0
             g1 = f1
@@ -342,6 +342,50 @@ def products_of_parts(
 
 
 @gluon.jit
+def rounded(values):
+    """Numbers of f32 as tf32 has them: matrix units would cut off the last bits."""
+    code: gl.constexpr = "cvt.rna.tf32.f32 $0, $1;"
+    return gl.inline_asm_elementwise(code, "=r,r", [values], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def some_of_x(
+    x_blocks,
+    stage,
+    FIRST: gl.constexpr,
+    NUMBER: gl.constexpr,
+    SOME: gl.constexpr,
+    WALK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    OPERAND: gl.constexpr,
+):
+    """Some pixels of the box of a sum, transposed: they have such a number.
+
+    Of eight pixels, those with even numbers come first, as `turn_boxes` laid y: four that are neighbours lie in banks
+    of shared memory that two of them share.
+    """
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    STEPS: gl.constexpr = WALK[BOX] * SIDE // SOME
+    SUM: gl.constexpr = FIRST + NUMBER // STEPS
+    # Channels by pixels: OPERAND, with pixels in that order.
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[8, 0], [0, 1], [0, 8], [0, 16]][: 2 if SOME == 8 else 3 if SOME == 16 else 4],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, SOME],
+    )
+    unit = stage * WALK[UNITS] + SUM // WALK[TAPS] * 2
+    at = x_blocks.index(unit * (ROOM // 8) + SUM % WALK[TAPS] * SHIFT * SIDE // 8)
+    x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(NUMBER % STEPS * SOME, SOME, 0).permute((1, 0)).load(READ)
+    x = x.reshape([64, SOME // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, SOME])
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
 def products_in_tf32(
     sums,
     x_blocks,
@@ -355,30 +399,85 @@ def products_in_tf32(
     LAYOUT: gl.constexpr,
     OPERAND: gl.constexpr,
 ):
-    """The products of a box, finished. x goes through registers, where it is transposed and rounded.
+    """The products of a box, finished. x goes through registers, where it is rounded.
 
-    Numbers of 32 bits are taken from shared memory only with pixels innermost.
+    What comes next is loaded while a product and the one before it are under way. So many pixels at a time leave room
+    for the sums.
     """
-    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = ROOM // 8
-    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    PIXELS: gl.constexpr = y_block.shape[0]
+    ALL: gl.constexpr = COUNT * y_block.shape[1]
+    SOME: gl.constexpr = 8 if ALL > MANY else 16 if ALL > FEW else 32
+    STEPS: gl.constexpr = PIXELS // SOME
     found = ()
+    acc = sums[0]
     before = sums[0]
-    before_x = y_block
-    for s in gl.static_range(COUNT):
-        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * 2
-        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0)).load(OPERAND)
-        x = gl.where(x == x, (x.to(gl.int32, bitcast=True) + 0x1000).to(gl.float32, bitcast=True), x)
-        under_way = warpgroup_mma(x, y_block, sums[s], is_async=True)
-        if s > 0:
-            finished, _ = warpgroup_mma_wait(1, [before, before_x])
-            found = found + (finished,)
-        before = under_way
-        before_x = x
-    finished, _ = warpgroup_mma_wait(0, [before, before_x])
-    return found + (finished,)
+    held = y_block
+    x = some_of_x(x_blocks, stage, FIRST, 0, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+    for i in gl.static_range(COUNT * STEPS):
+        if i % STEPS == 0:
+            acc = sums[i // STEPS]
+        now = rounded(x)
+        acc = warpgroup_mma(now, y_block.slice(i % STEPS * SOME, SOME, 0), acc, is_async=True)
+        if i + 1 < COUNT * STEPS:
+            x = some_of_x(x_blocks, stage, FIRST, i + 1, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+        if i > 0:
+            if i % STEPS > 0:
+                acc, _ = warpgroup_mma_wait(1, [acc, held])
+            else:
+                before, acc, _ = warpgroup_mma_wait(1, [before, acc, held])
+                found = found + (before,)
+        held = now
+        if i % STEPS == STEPS - 1:
+            before = acc
+    before, _ = warpgroup_mma_wait(0, [before, held])
+    return found + (before,)
+
+
+@gluon.jit
+def turn_boxes(
+    y_blocks,
+    full,
+    turned,
+    total,
+    COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The warps that turn boxes of y in f32, where they lie, so that pixels are innermost; and round them.
+
+    Matrix units take numbers of 32 bits from shared memory in no other way.
+    """
+    LANES: gl.constexpr = min(32, COLUMNS)
+    BLOCKS: gl.constexpr = COLUMNS * SPLIT // LANES
+    GIVEN: gl.constexpr = gl.NVMMASharedLayout(LANES * 4, 32, 2)
+    # Pixels by channels: a thread has a channel, of which it writes four pixels at a time.
+    NEXT: gl.constexpr = [[0, 1], [0, 2], [0, 4], [0, 8]]
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[2, 0], [4, 0], [1, 0]] + ([[8, 0]] if LANES == 32 else []),
+        NEXT + ([[0, 16]] if LANES == 32 else [[8, 0]]),
+        [[16, 0]],
+        [],
+        [32, LANES],
+    )
+    begin, end = run_of(total)
+    stage = 0
+    phase = 0
+    for _ in range(begin, end):
+        mbarrier.wait(full.index(stage), phase)
+        for block in gl.static_range(BLOCKS):
+            to = y_blocks.index(stage * BLOCKS + block)
+            y = rounded(to._reinterpret(gl.float32, [32, LANES], GIVEN).load(READ))
+            y = y.reshape([4, 4, 2, LANES]).permute((0, 2, 1, 3)).reshape([32, LANES])
+            # All have read before any writes.
+            gl.thread_barrier()
+            to.permute((1, 0)).store(y)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(turned.index(stage), count=1)
+        stage += 1
+        turn = stage == STAGES
+        stage = gl.where(turn, 0, stage)
+        phase ^= gl.where(turn, 1, 0)
 
 
 @gluon.jit
@@ -398,6 +497,7 @@ def multiply(
     x_blocks,
     empty,
     full,
+    turned,
     sizes,
     starts,
     WALK: gl.constexpr,
@@ -418,6 +518,7 @@ def multiply(
     COUNT: gl.constexpr = ALL if SPLIT == 2 else (ALL // 2 if HALF else (ALL + 1) // 2)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 8 if TF32 else 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 1)
+    BLOCKS: gl.constexpr = COLUMNS // y_blocks.shape[1] if TF32 else 1
     rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
     lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
     at, end = run_of(total)
@@ -442,9 +543,10 @@ def multiply(
         else:
             for step in range(many):
                 mbarrier.wait(full.index(stage), phase)
-                y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
+                y = y_blocks.index((stage * SPLIT + (HALF if SPLIT == 2 else 0)) * BLOCKS)
                 if TF32:
-                    y = y.permute((1, 0))
+                    mbarrier.wait(turned.index(stage), phase)
+                    y = y._reinterpret(gl.float32, [COLUMNS, y_blocks.shape[2]], y_blocks.layout).permute((1, 0))
                     sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
                     mbarrier.arrive(empty.index(stage), count=1)
                 else:
@@ -493,23 +595,28 @@ def weights_boxes(
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,  # of numbers of f32
     REGISTERS: gl.constexpr,  # of a thread that multiplies
-    TF32: gl.constexpr,  # whether numbers are f32, and y lies as `lay_boxes` left it
+    TF32: gl.constexpr,  # whether numbers are f32, of which warps turn y
 ):
     """The sums of a run of the list, in slots."""
     PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     UNIT: gl.constexpr = ROOM // 8
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
-    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
-    BLOCKS: gl.constexpr = STAGES * PARTS * SPLIT
-    SHAPE: gl.constexpr = [BLOCKS, COLUMNS, PIXELS] if TF32 else [BLOCKS, PIXELS, COLUMNS]
+    # In f32, blocks of channels lie one after another, each first as it came, and then by channels.
+    BLOCKS: gl.constexpr = (COLUMNS + 31) // 32 if TF32 else 1
+    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if TF32 else y.layout.swizzle_byte_width, BITS, 2)
+    IN_BLOCK: gl.constexpr = [COLUMNS // BLOCKS, PIXELS] if TF32 else [PIXELS, COLUMNS]
+    SHAPE: gl.constexpr = [STAGES * PARTS * SPLIT * BLOCKS] + IN_BLOCK
     y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
     x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turned = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()) if TF32 else full
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(full.index(i), count=1)
+        if TF32:
+            mbarrier.init(turned.index(i), count=1)
     fence_async_shared()
     # The programs that add slots may take the place of those that are done.
     gl.inline_asm_elementwise(
@@ -518,14 +625,26 @@ def weights_boxes(
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
     channels = (x_group, y_group)
     # fmt: off
-    gl.warp_specialize([
-        (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
-        (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
-        (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, TF32)),
-    ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
+    SPARE: gl.constexpr = 504 - 2 * REGISTERS
+    if TF32:
+        gl.warp_specialize([
+            (multiply, (0, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (multiply, (1, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (turn_boxes, (y_blocks, full, turned, total, COLUMNS, SPLIT, STAGES)),
+            (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                          WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, BLOCKS)),
+        ], [4, 2, 1], [REGISTERS, SPARE, SPARE])
+    else:
+        gl.warp_specialize([
+            (multiply, (0, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (multiply, (1, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                          WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, BLOCKS)),
+        ], [4, 1], [REGISTERS, SPARE])
     # fmt: on
 
 
@@ -729,43 +848,3 @@ def fold_taps(
         if part + 1 < SPLIT:
             found -= rounded.to(tl.float32)
             to += images.to(tl.int64) * (OUT_SIZES[0] * OUT_SIZES[1] * OUT_SIZES[2] * WIDTH)
-
-
-@triton.jit
-def lay_boxes(
-    y,
-    out,  # (boxes, channels, pixels of a box)
-    y_strides,  # n, channels, axes
-    y_sizes,
-    counts,  # of boxes, by axis
-    images,
-    channels,
-    BOX_SIZES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """y of f32 in the order of boxes, pixels innermost, rounded to what tensor cores take."""
-    PIXELS: tl.constexpr = BOX_SIZES[0] * BOX_SIZES[1] * BOX_SIZES[2] * BOX_SIZES[3]
-    number = tl.program_id(0)
-    tiles = tl.cdiv(channels, CHANNELS)
-    c = number % tiles * CHANNELS + tl.arange(0, CHANNELS)
-    box = number // tiles
-    outer = box // counts[2]
-    i = tl.arange(0, PIXELS)
-    o2 = (box - outer * counts[2]) * BOX_SIZES[3] + i % BOX_SIZES[3]
-    n = outer // (counts[0] * counts[1]) * BOX_SIZES[2] + i // BOX_SIZES[3] % BOX_SIZES[2]
-    o1 = outer % counts[1] * BOX_SIZES[1] + i // (BOX_SIZES[3] * BOX_SIZES[2]) % BOX_SIZES[1]
-    o0 = outer // counts[1] % counts[0] * BOX_SIZES[0] + i // (BOX_SIZES[3] * BOX_SIZES[2] * BOX_SIZES[1])
-    has = (n < images) & (o0 < y_sizes[0]) & (o1 < y_sizes[1]) & (o2 < y_sizes[2])
-    if WIDE:
-        n = n.to(tl.int64)
-        o0 = o0.to(tl.int64)
-        o1 = o1.to(tl.int64)
-        o2 = o2.to(tl.int64)
-    rows = n * y_strides[0] + o0 * y_strides[2] + o1 * y_strides[3] + o2 * y_strides[4]
-    there = c < channels
-    found = tl.load(y + rows[:, None] + (c * y_strides[1])[None, :], mask=has[:, None] & there[None, :], other=0.0)
-    rounded = ((found.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
-    found = tl.where(found == found, rounded, found)
-    to = out + (box.to(tl.int64) * channels + c)[:, None] * PIXELS + i[None, :]
-    tl.store(to, tl.trans(found), mask=there[:, None])

@@ -34,15 +34,20 @@ PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 
 MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
+WHOLE = 64  # bytes of a pixel's taps in f32: with fewer at a time, a copy takes longer
 STEPS = 8  # elements, from which the copy engine takes one, at most
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 REGISTERS_OF_PARTS = 160  # of numbers in three parts: what a box brings waits until it is added
+SECOND_CACHE = 40 << 20  # bytes of tensors that stay in it
+AGAIN = 3  # times that larger ones are read, where programs of different tiles are at different pixels
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
 LINE = 2.5  # cycles of a run of 128 bytes or fewer
 STAGE = 24  # cycles of a stage besides
 ARRIVES = 1500  # cycles until a box arrives
+SHARED_BYTES = 128  # that shared memory moves in a cycle
+IN_TF32 = 1.13  # times as many cycles as were fitted: the clock is lower under such loads
 PROGRAM = 4e-6  # seconds before the first products
 STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
 FINISH = 5e-6  # seconds of adding slots, besides their bytes
@@ -193,11 +198,15 @@ class Cut:
         return (self.pixels * self.split * of_y + self.rows * self.units * of_x) * self.view.parts
 
     @property
+    def products(self) -> int:
+        """Sums of 64 by the columns of a group of warps that both groups take, the slower one twice."""
+        return 2 * (self.sums if self.split == 2 else ceil(self.sums / 2))
+
+    @property
     def registers(self) -> int:
         """Of a thread, for sums."""
-        many = self.sums if self.split == 2 else ceil(self.sums / 2)
         # In bf16x6, what a box brings to a sum is added to it.
-        return (many + (1 if self.view.pairs == 6 else 0)) * self.columns // 2
+        return (self.products // 2 + (1 if self.view.pairs == 6 else 0)) * self.columns // 2
 
     @property
     def group_blocks(self) -> int:
@@ -244,11 +253,6 @@ class Cut:
         if not self.skip:
             return (0, 0)
         return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
-
-    @property
-    def grid(self) -> int:
-        """Boxes of some images."""
-        return prod(ceil(size / side) for size, side in zip(self.view.y.sizes, self.sides, strict=True))
 
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
         counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self.sides, strict=True)]
@@ -332,9 +336,7 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
 
 def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
-    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
-    if cut.item == 4:
-        before = (_lay_boxes(p, cut),)
+    programs = programs_of(p, cut, target)
     launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
     areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
@@ -354,6 +356,23 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
 
 
+def programs_of(p: Problem, cut: Cut, target: Target) -> int:
+    """As many programs as multiprocessors or, where it pays, so many that each tile has equally many.
+
+    These read the same pixels at the same time: what one of them brings into the second cache serves the others, too.
+    """
+    most = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    even = most // cut.tiles * cut.tiles
+    if cut.skip or even in (0, most) or not _is_read_again(p, cut):
+        return most
+    return min(most, even, key=lambda programs: _seconds(p, cut, target, programs))
+
+
+def _is_read_again(p: Problem, cut: Cut) -> bool:
+    """Whether several tiles read what the second cache does not hold. In 16 bits that was not looked at."""
+    return cut.item == 4 and p.bytes > SECOND_CACHE and cut.tiles > cut.group_blocks
+
+
 def slots(cut: Cut, programs: int) -> int:
     """Every program has a slot for each tile that it meets."""
     return programs + cut.tiles
@@ -369,6 +388,8 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
     if most >= 2**28:
         return "sizes go beyond 31 bits"
+    if precision == "tf32" and p.dtype == "f32" and (in_tf32 := _in_tf32(p, target)):
+        return in_tf32
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
     before: list[Laying] = []
@@ -386,38 +407,31 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
     direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
         found.append((direct, tuple(before)))
-    few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
-    if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
+    if _has_few(p) and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]), target)
-    in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
-    if not isinstance(in_tf32, str):
-        found.append((in_tf32, ()))
     return found or str(direct)
 
 
-def _in_tf32(p: Problem) -> View | str:
-    """The problem with numbers of f32 as they are: x where it lies, y laid in the order of boxes."""
-    x = _as_it_is(p, "x", p.cx)
-    if isinstance(x, str):
-        return x
-    if reason := _apart(p, "y", p.cy):
-        return reason
-    y = _laid(p, "y", three(p).y, p.g * p.cy)._replace(channels=p.cy)
-    return look(p, x, y, 1, 4)
+def _has_few(p: Problem) -> bool:
+    """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
+    return p.g == 1 and (p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
 
 
-def _apart(p: Problem, role: str, channels: int) -> str:
-    """Why the copy engine cannot take channels of a tensor together, if it cannot."""
-    _, g, c, *_ = p.strides(role)
-    apart = (channels > 1 and c != 1) or (p.g > 1 and g != channels)
-    return f"channels of {role} do not lie side by side" if apart else ""
+def _in_tf32(p: Problem, target: Target) -> list[tuple[View, tuple[Laying, ...]]]:
+    """The problem with numbers of f32 where they lie, and with taps as channels; nothing if channels do not fit."""
+    x, y = _as_it_is(p, "x", p.cx), _as_it_is(p, "y", p.cy)
+    if isinstance(y, str):
+        return []
+    view = x if isinstance(x, str) else look(p, x, y, 1, 4)
+    found: list[tuple[View, tuple[Laying, ...]]] = [] if isinstance(view, str) else [(view, ())]
+    return found + folded(p, y, 1, (), target, 4) if _has_few(p) and (not found or prod(p.w) > 1) else found
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
     """A tensor as the copy engine takes it, or why it does not."""
-    n, _, _, *space = strides(p, role)
-    if reason := _apart(p, role, channels):
-        return reason
+    n, g, c, *space = strides(p, role)
+    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
+        return f"channels of {role} do not lie side by side"
     sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
     pairs = list(zip((*sizes, p.n), (*space, n), strict=True))
     if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
@@ -427,9 +441,10 @@ def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
     return Side(role, channels, sizes, tuple(step if size > 1 else most for size, step in pairs))
 
 
-def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
+def _laid(p: Problem, role: str, sizes: Ints, channels: int, item: int = 2) -> Side:
     """A tensor that is laid anew."""
-    width = ceil(channels * 2 / ALIGN) * ALIGN // 2
+    piece = (ALIGN if item == 2 else WHOLE) // item
+    width = ceil(channels / piece) * piece
     steps = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
     return Side(LAID[role], channels, sizes, steps)
 
@@ -451,7 +466,7 @@ def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
     view = View(seen, y, p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
-    view = _merged(view) if item == 2 else view
+    view = _merged(view)
     return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
 
 
@@ -506,7 +521,7 @@ def _merged(view: View) -> View:
 
 
 def folded(
-    p: Problem, y: Side, pairs: int, before: tuple[Laying, ...], target: Target
+    p: Problem, y: Side, pairs: int, before: tuple[Laying, ...], target: Target, item: int = 2
 ) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
@@ -519,10 +534,10 @@ def folded(
         fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
-        x = _laid(p, "x", sizes, prod(fold) * p.cx)
-        laying = _lay(p, x, fold, _PARTS[pairs], target)
+        x = _laid(p, "x", sizes, prod(fold) * p.cx, item)
+        laying = _lay(p, x, fold, (_PARTS[pairs], item), target)
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = _merged(View(x, y, p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
+        view = _merged(View(x, y, p.n, pairs, item, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
         fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
             found.append((view, (laying, *before)))
@@ -535,13 +550,14 @@ def lay_seconds(launch: Launch, sizes: tuple[int, int], target: Target) -> float
     run: int = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
     each = 8 if run % 8 == 0 and launch.constant("FLAT") else 30
-    instructions = sizes[1] / 2 * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
+    elements = sizes[1] / DTYPES[launch.tensors[1][1]].size
+    instructions = elements * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
     return max(1.1 * sum(sizes) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _lay(p: Problem, side: Side, fold: Ints, parts: int, target: Target) -> Laying:
-    """x with taps as channels."""
-    axes, of = three(p), strides(p, "x")
+def _lay(p: Problem, side: Side, fold: Ints, kind: tuple[int, int], target: Target) -> Laying:
+    """x with taps as channels. `kind`: the parts of a number, and their bytes."""
+    (parts, item), axes, of = kind, three(p), strides(p, "x")
     width = side.strides[2]
     # Pieces of a row that several programs wrote took more than twice as long.
     columns = min(64, 1 << (width - 1).bit_length())
@@ -568,32 +584,11 @@ def _lay(p: Problem, side: Side, fold: Ints, parts: int, target: Target) -> Layi
         ("COLUMNS", columns),
         ("WIDE", is_wide(p)),
     )
-    size = p.n * prod(side.sizes) * width * parts * 2
+    size = p.n * prod(side.sizes) * width * parts * item
     count = ceil(p.n * prod(side.sizes) / pixels) * ceil(width / columns)
-    kind = "bf16" if p.dtype == "f32" else p.dtype
-    launch = Launch("fold_taps", count, (("x", p.dtype), (LAID["x"], kind)), values, constants, 4, 1, "hopper.weights")
+    dtype = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
+    launch = Launch("fold_taps", count, (("x", p.dtype), (LAID["x"], dtype)), values, constants, 4, 1, "hopper.weights")
     return Laying(launch, size, lay_seconds(launch, (p.size("x") * DTYPES[p.dtype].size, size), target))
-
-
-def _lay_boxes(p: Problem, cut: Cut) -> Laying:
-    """y in the order of boxes, for products in tf32."""
-    y, of = cut.view.y, strides(p, "y")
-    channels = p.g * p.cy
-    counts = tuple(ceil(size / side) for size, side in zip(y.sizes, cut.sides, strict=True))
-    boxes = prod(counts) * ceil(p.n / cut.box[2])
-    tile = min(64, max(16, 1 << (channels - 1).bit_length()))
-    step = of[2] if p.cy > 1 else of[1] if p.g > 1 else 1
-    values: Values = (
-        ("y_strides", (of[0], step, *_ordered(of[3:], cut.view.order))),
-        ("y_sizes", y.sizes),
-        ("counts", counts),
-        ("images", p.n),
-        ("channels", channels),
-    )
-    constants: Constants = (("BOX_SIZES", cut.box), ("CHANNELS", tile), ("WIDE", is_wide(p)))
-    tensors = (("y", p.dtype), (LAID["y"], p.dtype))
-    launch = Launch("lay_boxes", boxes * ceil(channels / tile), tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, boxes * channels * cut.pixels * 4)
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
@@ -606,7 +601,7 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and (item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -669,7 +664,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
     if view.parts > 1:  # boxes of all parts are large: half of one may be what fits into shared memory
         best += [box for *_, box in found if prod(box) == 32 and box not in best][:2]
     if skip and taps == 1:
-        single = (1, 1, 64, 1)
+        single = (1, 1, 64 if view.item == 2 else 32, 1)
         best += [single] if single not in best and (view.pairs == 1 or view.images % 64 == 0) else []
     yield from best
 
@@ -714,35 +709,61 @@ def _stages(cut: Cut, target: Target) -> int:
 
 def seconds(p: Problem, cut: Cut, target: Target) -> float:
     """The time that a cut is expected to take; 0 if it cannot be taken."""
-    total = cut.whole * cut.group_blocks
-    programs = min(target.multiprocessors, total)
+    programs = programs_of(p, cut, target)
     room = slots(cut, programs) * _slot_bytes(cut)
-    if total >= 2**31 or room > MOST_WORKSPACE:
+    if cut.whole * cut.group_blocks >= 2**31 or room > MOST_WORKSPACE:
         return 0.0
-    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
-    # 128 bytes a cycle at best.
-    one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
-    if cut.item == 4:
-        # Half as deep a product takes as long, x comes through registers, and products wait for each other.
-        one = 2 * (16 + cut.columns / 2) * 1.15
-    many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
-    compute, copies = many * cut.pixels / 16 * one * 1.05 * cut.view.pairs, cut.copied / CACHE_BYTES
-    copies = max(copies, cut.lines * LINE) if cut.view.parts > 1 else copies
-    stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
-    stage *= 1.06 if cut.view.pairs == 6 else 1.0
+    return _seconds(p, cut, target, programs)
+
+
+def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
+    """The same with so many programs."""
+    total, apart = cut.whole * cut.group_blocks, cut.skip or programs % cut.tiles > 0
     few = _stages(cut, target)
+    stage = (_cycles_in_tf32(cut) if cut.item == 4 else _cycles(cut, target)) + STAGE
     if cut.view.parts > 1:  # others may take as long as all but one of the boxes are multiplied
-        stage = max(stage, (copies + ARRIVES) / (few - 1))
+        stage = max(stage, (_copies(cut) + ARRIVES) / (few - 1))
     else:
         stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
-    met = min(each, 1 + cut.tiles / programs)
+    met = min(each, 1 + cut.tiles / programs) if apart else 1
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
     given = p.bytes if cut.view.pairs == 1 else cut.view.bytes
-    found = max(found, given / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
-    found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
+    read = given * (AGAIN if apart and _is_read_again(p, cut) else 1)
+    found = max(found, read / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    found += (0.08 if cut.item == 2 else 0.04) * total * cut.copied / (target.bandwidth * 1e9)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
+
+
+def _cycles(cut: Cut, target: Target) -> float:
+    """What a stage of 16 bits takes a multiprocessor."""
+    # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
+    # 128 bytes a cycle at best.
+    one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
+    copies = _copies(cut)
+    compute = cut.products * cut.pixels / 16 * one * 1.05 * cut.view.pairs
+    stage = max(compute, copies) + 0.1 * min(compute, copies)
+    return stage * (1.06 if cut.view.pairs == 6 else 1.0)
+
+
+def _copies(cut: Cut) -> float:
+    """The cycles that it takes to copy a stage of 16 bits."""
+    copies = cut.copied / CACHE_BYTES
+    return max(copies, cut.lines * LINE) if cut.view.parts > 1 else copies
+
+
+def _cycles_in_tf32(cut: Cut) -> float:
+    """What a stage in tf32 takes a multiprocessor: products, shared memory or, where these are little, waiting."""
+    columns = cut.columns * cut.split
+    products = cut.products * cut.pixels / 8 * cut.columns / 2
+    # x is copied to shared memory and read from it for every product, y is copied, turned and read.
+    moved = cut.copied / 2 + (cut.products * 64 + 2 * columns) * cut.pixels * cut.item
+    shared = (moved / SHARED_BYTES + products / 2) * (1.15 if cut.taps > 1 else 1.0)
+    waiting = cut.products / 2 * cut.pixels * 6
+    turning = 500 + 170 * columns / min(32, cut.columns)
+    copies = cut.copied / CACHE_BYTES
+    return max(1.1 * products, 1.08 * shared, waiting, turning, copies) * IN_TF32
 
 
 def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
@@ -753,10 +774,6 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
     y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
     y_block, y_swizzle = (*cut.box, cut.columns), min(128, cut.columns * item)
-    if item == 4:
-        channels = view.groups * view.y.channels
-        y_shape = (ceil(view.images / cut.box[2]) * cut.grid, channels, cut.pixels)
-        y_strides, y_block, y_swizzle = (channels * cut.pixels, cut.pixels, 1), (1, cut.columns, cut.pixels), 128
     x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
     x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
@@ -778,7 +795,7 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
         ("PARTS", view.parts),
-        ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
+        ("REGISTERS", 216 if cut.registers <= 160 else 232),
         ("TF32", item == 4),
     )
     tensors = ((PARTS, "f32"),)
