@@ -366,7 +366,10 @@ def multiply_view(
     RESIDENT: gl.constexpr,
     ACROSS: gl.constexpr,
 ):
-    """Add the products of what a tile reads of one view. What the product before read may then be overwritten."""
+    """Add the products of what a tile reads of one view. What the product before read may then be overwritten.
+
+    Assumes: one tap reads each box if there are several parts.
+    """
     _, _, a_free, a_full, b_free, b_full = shared
     a_before, b_before = befores
     A_STAGES: gl.constexpr = a_free.shape[0]

@@ -101,7 +101,7 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
         store = stored(p, s, way, shape.columns)
         label = stores(p, s, way, store)
         room = target.shared - SPARE - staged_bytes(p, shape, store)
-        for box in boxes(shape, way.steps, p.n, way.rows(shape.columns)):
+        for box in boxes(shape, way.steps, p.n, way.rows):
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),

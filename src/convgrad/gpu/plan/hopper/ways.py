@@ -14,7 +14,6 @@ from .views import Space, View, steps_of, views
 MOST_PHASES = 16
 MOST_LOOPS = 8  # views that y is read from: each has a descriptor
 MOST_ROWS = 9  # taps that read one box: the code has each of them
-NARROW = 32  # columns of parts, whose sums are held twice, that leave registers for rows which share a box
 PACKED = 64  # channels of groups that share a column tile
 
 
@@ -41,11 +40,12 @@ class Way(NamedTuple):
         """Tiles of so many columns, of all groups."""
         return ceil(self.columns / columns) * ceil(p.g / self.groups)
 
-    def rows(self, columns: int) -> tuple[int, int]:
-        """Taps along rows that may read one box of tiles of so many columns, and by how many rows they are apart."""
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Taps along rows that may read one box, and by how many rows they are apart."""
         taps = [view.taps[1] for view in self.views]
-        if self.operands.parts > 1 and columns > NARROW:
-            return 1, 0
+        if self.operands.parts > 1:
+            return 1, 0  # sums of parts are held twice: registers are too few for more of them
         if len(taps) == 1:
             return max(count for count in range(1, MOST_ROWS + 1) if taps[0] % count == 0), self.step[1]
         # There are descriptors for four views with boxes of both heights.
