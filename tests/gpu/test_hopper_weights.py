@@ -160,6 +160,19 @@ def test_a_list_is_cut_evenly():
             assert n.whole == count * n.columns
 
 
+def test_tiles_that_read_the_same_have_equally_many_programs():
+    """Where the second cache does not hold what they read, in tf32."""
+    found = []
+    for channels in (1024, 64):
+        line = f"w f32 n128 g1 cx{channels} cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0 {NXC}"
+        sums = hopper.plan(Problem.parse(line), TARGET, "tf32").launches[0]
+        n = boxes.numbers(sums)
+        tiles = -(-n.units // n.WALK[boxes.UNITS]) * n.columns
+        found.append((tiles, sums.programs))
+    assert found[0][1] % found[0][0] == 0
+    assert found == [(16, 128), (found[1][0], 132)]
+
+
 FORMS = ["dense", "far taps", "3D", "grouped in f32", "stem", "strided", "dense in f32"]
 
 
