@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP = 0, 3, 6, 9, 12, 16, 17, 18, 19
+KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP, LINES = 0, 3, 6, 9, 12, 16, 17, 18, 19, 20
 
 
 PAIRS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
@@ -106,6 +106,13 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
     align = 4 if n.TF32 else 8
     many = -(-n.units // walk[UNITS])
     tiles = n.total // n.whole * many * n.columns
+
+    def arranged(at: Any) -> Any:
+        return (*at[:3], at[4], at[3]) if walk[LINES] else at
+
+    def arranged_box(box: np.ndarray) -> np.ndarray:
+        return box.swapaxes(3, 4) if walk[LINES] else box
+
     slots = np.full((launch.programs + tiles, every, 64, n.COLUMNS * n.SPLIT), np.nan)
     for program in range(launch.programs):
         at, end = program * n.total // launch.programs, (program + 1) * n.total // launch.programs
@@ -129,9 +136,9 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                 halves = []
                 for h in range(n.SPLIT):
                     c = y_channel + h * n.COLUMNS
-                    at_y = (number, c, 0) if n.TF32 else (o[0], o[1], y_image, o[2], c)
+                    at_y = (number, c, 0) if n.TF32 else arranged((o[0], o[1], y_image, o[2], c))
                     half = copy(seen(of_y, y), at_y, of_y.block, (1,) * len(at_y))
-                    halves.append(half[0].T if n.TF32 else half.reshape(pixels, n.COLUMNS))
+                    halves.append(half[0].T if n.TF32 else arranged_box(half).reshape(pixels, n.COLUMNS))
                 y_block = np.concatenate(halves, 1)
                 units = []
                 for u in range(walk[UNITS]):
@@ -139,11 +146,12 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
                     c = x_channel + block * n.BLOCK
                     steps = of_x.steps or (1,) * 5
-                    rows = [copy(seen(of_x, x), (i[0], i[1], x_image, i[2], c), of_x.block, steps)]
+                    rows = [copy(seen(of_x, x), arranged((i[0], i[1], x_image, i[2], c)), of_x.block, steps)]
                     for h in range(n.HALO // n.HALO_BOX):
                         i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
-                        rows.append(copy(seen(of_halo, x), (i[0], i[1], x_image, i[2], c), of_halo.block, steps))
-                    units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
+                        at_x = arranged((i[0], i[1], x_image, i[2], c))
+                        rows.append(copy(seen(of_halo, x), at_x, of_halo.block, steps))
+                    units.append(np.concatenate([arranged_box(row).reshape(-1, n.BLOCK) for row in rows]))
                 for s in range(every):
                     place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side
                     left = np.concatenate([units[place + b][row : row + pixels] for b in range(beside)], 1)

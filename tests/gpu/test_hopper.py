@@ -15,7 +15,7 @@ from test_offline import machine_code, spills
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import registry
-from convgrad.gpu.plan.hopper import fold, gather, launches, views, ways
+from convgrad.gpu.plan.hopper import fold, gather, launches, lines, views, ways
 from convgrad.gpu.plan.records import Plan
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -237,6 +237,19 @@ SUMS = {
 }
 
 
+LINES = {
+    "lines": "bf16 n3 g1 cx16 cy24 x6x16 w3x3 y6x16 s1x1 d1x1 p1x1 bias",
+    "lines, far taps": "bf16 n2 g1 cx24 cy16 x9x24 w3x2 y7x24 s1x1 d2x4 p1x2",
+    "lines, rows by phases": "bf16 n2 g1 cx16 cy16 x9x16 w3x3 y5x16 s2x1 d1x1 p1x1 w@xio",
+    "lines, pointwise": "f16 n3 g1 cx24 cy40 x6x12 w1x1 y6x12 s1x1 d1x1 p0x0 w@xio",
+    "lines, one row": "bf16 n1 g1 cx16 cy16 x600 w1 y600 s1 d1 p0 accumulate",
+    "lines of groups": "bf16 n2 g3 cx24 cy8 x3x24 w2x1 y4x24 s1x1 d1x1 p1x0",
+    "lines, then channels": "bf16 n2 g1 cx16 cy16 x5x24 w3x3 y5x24 s1x1 d1x1 p1x1 {}@nxc",
+    "lines, 3D": "bf16 n2 g1 cx16 cy8 x3x4x16 w2x3x3 y4x4x16 s1x1x1 d1x1x1 p1x1x1",
+}
+"""Channels first, where rows begin at multiples of 16 bytes: results, too, or channels last if they are named."""
+
+
 def definition(problem, given):
     """The sums as the problem states them."""
     made = np.zeros(problem.shape(problem.wanted))
@@ -252,10 +265,13 @@ def definition(problem, given):
     return made
 
 
-def few(problem, precision, count):
+def few(problem, precision, count, in_lines):
     """The plan of a problem, and some others, none of them large."""
-    problem = fold.folded(problem) or problem
-    space = views.space(problem)
+    if in_lines:
+        problem = lines.flat(problem)
+    else:
+        problem = fold.folded(problem) or problem
+    space = views.space(problem, in_lines)
     operands = gather.operands_of(problem, precision)
     found = [
         candidate
@@ -268,13 +284,14 @@ def few(problem, precision, count):
 
 
 QUICK_SUMS = [("strided", "x"), ("f32", "y"), ("few channels", "x")]
+ALL_LINES = [(name, wanted) for name in LINES for wanted in "xy"]
 ALL_SUMS = [(name, wanted) for name in SUMS for wanted in "xy" if (name, wanted) != ("few channels", "y")]
 
 
-@pytest.mark.parametrize(("name", "wanted"), slow_but(QUICK_SUMS, ALL_SUMS))
+@pytest.mark.parametrize(("name", "wanted"), slow_but([*QUICK_SUMS, *ALL_LINES[::3]], [*ALL_SUMS, *ALL_LINES]))
 def test_boxes_and_taps_make_the_sums(name, wanted):
     """What launches say is what the definition says, by NumPy, which follows them."""
-    problem = Problem.parse(f"{wanted} {SUMS[name]}")
+    problem = Problem.parse(f"{wanted} {(SUMS | LINES)[name].format(wanted)}")
     rng = np.random.default_rng(0)
     most = 2 if problem.dtype != "f32" else 60000
     memory = {}
@@ -294,7 +311,7 @@ def test_boxes_and_taps_make_the_sums(name, wanted):
     before = memory[wanted]
     if problem.accumulate:
         expected += seen_as(wanted)
-    for plan in few(problem, "bf16x6", 3):
+    for plan in few(problem, "bf16x6", 3, name in LINES):
         memory[wanted] = before.copy() if problem.accumulate else np.full(before.shape, np.nan)
         gathers.compute(plan, memory, bias)
         assert np.array_equal(seen_as(wanted), expected), (str(plan), plan.why)

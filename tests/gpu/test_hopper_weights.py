@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import convgrad
+from convgrad.gpu.plan.hopper import lines
 from convgrad.gpu.plan.hopper import weights as hopper
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -72,7 +73,7 @@ def room(p: Problem, role: str) -> int:
 
 def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
     """The best plan, and some others."""
-    found = hopper.views(p, precision)
+    found = [(lines.weights_view(lines.flat(p)), ())] if precision == "lines" else hopper.views(p, precision)
     assert not isinstance(found, str), found
     every = [(cut, before) for seen, before in found for cut in hopper.cuts(seen, seen.item, SMALL)]
     ways = [way for way in every if hopper.seconds(p, way[0], SMALL)]
@@ -82,12 +83,22 @@ def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
     return [hopper.settle(p, SMALL, *way, 1e-6) for way in kept]
 
 
+LINES = {
+    "lines": "w bf16 n2 g1 cx72 cy40 x6x16 w3x3 y6x16 s1x1 d1x1 p1x1",
+    "pointwise lines": "w f16 n3 g1 cx64 cy136 x6x12 w1x1 y6x12 s1x1 d1x1 p0x0 w@xio",
+    "lines of every second row": "w bf16 n1 g1 cx24 cy16 x11x24 w3x3 y6x24 s2x1 d1x2 p1x2",
+    "lines of groups": "w bf16 n2 g2 cx40 cy24 x4x24 w2x3 y5x24 s1x1 d1x1 p1x1",
+    "lines in 3D": "w bf16 n2 g1 cx24 cy16 x3x4x8 w2x3x3 y4x4x8 s1x1x1 d1x1x1 p1x1x1 out:f32",
+    "lines in 1D": "w bf16 n2 g1 cx16 cy16 x40 w5 y40 s1 d1 p2",
+}
+"""Channels first, where rows begin at multiples of 16 bytes."""
+
 WAYS = [(name, way) for name, line in PROBLEMS.items() for way in ("bf16x6", "tf32")[: 1 + (" f32 " in line)]]
 
 
-@pytest.mark.parametrize(("name", "precision"), WAYS)
+@pytest.mark.parametrize(("name", "precision"), [*WAYS, *((name, "lines") for name in LINES)])
 def test_boxes_and_slots_make_the_weights(name, precision):
-    p = Problem.parse(PROBLEMS[name])
+    p = Problem.parse((PROBLEMS | LINES)[name])
     most = 2 if p.dtype != "f32" else 60000 if precision == "bf16x6" else 120  # what parts hold exactly
     rng = np.random.default_rng(0)
     given = {role: rng.integers(-most, most + 1, room(p, role)).astype(float) for role in "xy"}

@@ -39,6 +39,7 @@ STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole nu
 TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
+LINES = tl.constexpr(20)  # whether the pixels of axis 2 lie innermost in memory and in boxes, behind channels
 
 CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
 
@@ -204,6 +205,8 @@ def copy_boxes(
                 c = y_channel + half * COLUMNS
                 if TF32:
                     tma.async_copy_global_to_shared(y, [box, c, 0], bar, of_y)
+                elif WALK[LINES]:
+                    tma.async_copy_global_to_shared(y, [o0, o1, y_image, c, o2], bar, of_y)
                 else:
                     tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, c], bar, of_y)
             block = first
@@ -218,12 +221,18 @@ def copy_boxes(
                 i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
                 row = (stage * WALK[UNITS] + u) * UNIT
                 of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
-                tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
+                if WALK[LINES]:
+                    tma.async_copy_global_to_shared(x, [i0, i1, x_image, c, i2], bar, of_x)
+                else:
+                    tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
                 for h in gl.static_range(HALVES):
                     i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
                     more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
                     of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                    tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
+                    if WALK[LINES]:
+                        tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, c, i2], bar, of_halo)
+                    else:
+                        tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
                 block += 1
                 last = block == blocks
                 block = gl.where(last, 0, block)
@@ -282,11 +291,14 @@ def products(
     PIXELS: gl.constexpr = WALK[BOX] * SIDE
     UNIT: gl.constexpr = ROOM // 8
     SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    BITS: gl.constexpr = x_blocks.dtype.primitive_bitwidth
     found = ()
     for s in gl.static_range(COUNT):
         unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
         at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        if BLOCK == 64:
+        if WALK[LINES]:
+            x = at._reinterpret(x_blocks.dtype, [64, PIXELS], gl.NVMMASharedLayout(WALK[BOX + 3] * BITS // 8, BITS, 2))
+        elif BLOCK == 64:
             x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
         else:
             # The next unit, whose channels lie beside these, begins so many rows on.
@@ -417,6 +429,8 @@ def multiply(
                     sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
                     mbarrier.arrive(empty.index(stage), count=1)
                 else:
+                    if WALK[LINES]:
+                        y = y.permute((1, 0))
                     sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
                     sums = waited(sums, COUNT)
                     # Products of the box before are done: its stage is free.
@@ -471,7 +485,8 @@ def weights_boxes(
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
     Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
-    SHAPE: gl.constexpr = [STAGES * SPLIT, COLUMNS, PIXELS] if TF32 else [STAGES * SPLIT, PIXELS, COLUMNS]
+    INNERMOST: gl.constexpr = TF32 or WALK[LINES]  # pixels
+    SHAPE: gl.constexpr = [STAGES * SPLIT, COLUMNS, PIXELS] if INNERMOST else [STAGES * SPLIT, PIXELS, COLUMNS]
     y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
     x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())

@@ -14,10 +14,10 @@ from ..cost import HOPEFUL
 from ..launches import channels
 from ..records import Plan
 from .boxes import boxes, shapes, staged
-from .cost import seconds
+from .cost import NARROW, seconds
 from .fold import folded
 from .launches import Candidate, scatters, settle, stored
-from .tensors import Operands, input_parts, seen
+from .tensors import Operands, input_parts, seen, seen_in_lines
 from .views import Space, space
 from .ways import Way, ways
 
@@ -26,26 +26,27 @@ SPARE = 2048  # bytes of shared memory for barriers
 
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
-    found = plan_as_it_is(p, target, precision)
+    found = plan_as_it_is(p, target, precision, space(p))
     other = folded(p)
     if other is not None:
         told = "the pixels of a window are read as channels, its rows as planes"
-        turned = plan_as_it_is(other, target, precision)
+        turned = plan_as_it_is(other, target, precision, space(other))
         if not isinstance(turned, str) and (isinstance(found, str) or turned.seconds < found.seconds):
             return replace(turned, notes=(told, *turned.notes))
     return found
 
 
-def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
+def plan_as_it_is(p: Problem, target: Target, precision: str, s: Space) -> Plan | str:
     """The plan for a problem by the axes that it has."""
     operands = operands_of(p, precision)
     reason = refusal(p, precision)
     if reason or operands is None:
         return reason
-    s = space(p)
-    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    given = (seen_in_lines if s.lines else seen)(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if operands.parts == 1 and isinstance(given, str):
         return given
+    if s.lines and s.stride[2] > 1 and p.wanted == "y":
+        return "it takes every pixel of a row"
     found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, s, way, target)]
     if not found:
         return "the stride has too many phases"
@@ -102,6 +103,8 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
         label = "scattered" if store == "plain" and scatters(p, s, way) else store
         room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
         for box in boxes(shape, way.steps, p.n, way.rows):
+            if s.lines and not box.has_lines:
+                continue
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),
@@ -111,4 +114,6 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             )
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
-                    yield Candidate(seconds(p, way, shape, fitted, target, label), way, shape, fitted, tiles)
+                    expected = seconds(p, way, shape, fitted, target, label)
+                    expected *= NARROW.get(box.size[3], 1.0) if s.lines else 1.0
+                    yield Candidate(expected, way, shape, fitted, tiles)

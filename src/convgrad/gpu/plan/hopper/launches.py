@@ -12,7 +12,8 @@ from ..axes import LAST, factors, strides, three
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
-from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
+from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, seen_in_lines
+from .tensors import views_of
 from .views import Space, arranged_strides
 from .ways import Way, meeting
 
@@ -88,12 +89,22 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
+    whole = len(way.views) == way.loops and not way.inner
+    if dense and s.lines and whole and isinstance(result_in_lines(p, s), Seen):
+        return "lines"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
     of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
     return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+
+
+def result_in_lines(p: Problem, s: Space) -> Seen | str:
+    """The result as the copy engine stores it where pixels lie side by side."""
+    if p.wanted == "x" and s.stride[2] > 1:
+        return "every pixel belongs to another phase than its neighbour"
+    return seen_in_lines(p, p.wanted, s.made, s.order)
 
 
 def scatters(p: Problem, s: Space, way: Way) -> bool:
@@ -107,7 +118,7 @@ def scatters(p: Problem, s: Space, way: Way) -> bool:
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     """The boxes of the input for all views; with more rows than tiles have, those of these rows come after them."""
-    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    given = (seen_in_lines if s.lines else seen)(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if best.way.operands.parts > 1:
         given = input_parts(p, s)
     assert isinstance(given, Seen)
@@ -122,9 +133,9 @@ def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
 
 def results_of(p: Problem, s: Space, best: Candidate, store: str) -> tuple[Descriptor, ...]:
     """Halves of boxes of the results for all phases, if the copy engine stores them."""
-    if store != "copy":
+    if store not in ("copy", "lines"):
         return inputs_of(p, s, best)[:1] * RESULTS
-    made = seen(p, p.wanted, s.made, s.order)
+    made = result_in_lines(p, s) if store == "lines" else seen(p, p.wanted, s.made, s.order)
     assert isinstance(made, Seen)
     box = (*half(best.box.size), best.shape.columns)
     phases = [view.phase for view in best.way.views] if p.wanted == "x" else [(0, 0, 0)]
@@ -169,7 +180,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("TAP_STEPS", weights.tap_steps),
         ("KSTEP", way.tap_step),
         ("OSTEP", way.step),
-        ("BOX", box.size),
+        ("BOX", (*box.size, int(s.lines))),
         ("ROWS", box.rows),
         ("PARTS", way.operands.parts),
         ("MORE", box.more),

@@ -18,6 +18,7 @@ from ....spec.problem import Ints, Problem
 from ...target import Target
 from ..axes import is_wide, strides, three
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
+from .cost import NARROW
 
 _PARTS = {1: 1, 3: 2, 6: 3}
 
@@ -31,6 +32,7 @@ PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
 STEPS = 8  # elements, from which the copy engine takes one, at most
+LINE = 16  # pixels, at least, of a box whose pixels lie side by side
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 MOST_PARTS = 96  # of the units, where each has boxes of its own
@@ -61,6 +63,7 @@ class Side(NamedTuple):
     channels: int  # of a group
     sizes: Ints  # of three axes
     strides: Ints  # of these and of n, in elements
+    channel: int = 1  # from one channel to the next
 
     def ordered(self, order: Ints) -> Side:
         """The same with its axes in another order."""
@@ -99,6 +102,7 @@ class View(NamedTuple):
     taps: Taps
     w: Result
     order: Ints = (0, 1, 2)  # of the problem's axes
+    lines: bool = False  # whether pixels of the last axis lie side by side, and channels apart
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
@@ -260,7 +264,7 @@ class Cut:
         """What the kernel calls WALK."""
         view = self.view
         taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
-        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip), int(self.view.lines))
 
 
 def _width(channels: int, blocks: int, item: int) -> int:
@@ -285,8 +289,11 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     if not p.flops:
         return "there is no product"
     found = views(p, precision)
-    if isinstance(found, str):
-        return found
+    return found if isinstance(found, str) else choose(p, found, target)
+
+
+def choose(p: Problem, found: list[tuple[View, tuple[Laying, ...]]], target: Target) -> Plan | str:
+    """The plan by the best cut of these views."""
     best, time = None, 0.0
     for view, before in found:
         laid = sum(lay_seconds(laying, target) for laying in before)
@@ -564,6 +571,8 @@ def _lay_boxes(p: Problem, cut: Cut) -> Laying:
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
     """The ways to cut a view that are tried."""
     orders = [order for order in permutations(range(3)) if order[1] < order[2]]
+    if view.lines:
+        orders = [order for order in orders if order[2] == 2]
     for order in orders:
         seen = view.ordered(order)
         for taps, step, shift in _groups_of_taps(seen):
@@ -618,6 +627,8 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
         for box in _four(pixels):
             if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
                 continue
+            if view.lines and box[3] < LINE:
+                continue
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
             if view.pairs > 1 and view.images // view.pairs % box[2]:
@@ -626,11 +637,12 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
                 continue
             covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
             halo = 1 + 0.25 * (taps - 1) * shift / box[0]
+            halo *= NARROW.get(box[3], 1.0) if view.lines else 1.0
             # Of boxes alike, the one whose pixels lie closest together.
             found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
-    best = [box for *_, box in found[:2]]
-    if skip and taps == 1:
+    best = [box for *_, box in found[: 4 if view.lines else 2]]
+    if skip and taps == 1 and not view.lines:
         single = (1, 1, 64, 1)
         best += [single] if single not in best and view.pairs == 1 else []
     yield from best
@@ -652,7 +664,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16) if item == 2 else (32,):
-        if item == 2 and block < 64 and x_width > block:
+        if item == 2 and block < 64 and (x_width > block or view.lines):
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
@@ -689,6 +701,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
         one = 2 * (16 + cut.columns / 2) * 1.15
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
     compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
+    copies *= NARROW.get(cut.box[3], 1.0) if cut.view.lines else 1.0
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     stage *= 1.06 if cut.view.pairs == 6 else 1.0
     few = _stages(cut, target)
@@ -719,6 +732,13 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     x_swizzle = min(128, cut.block * item)
+    if view.lines:
+        y_shape, y_block, x_shape, x_block, halo_block = (
+            (*values[:3], values[4], values[3]) for values in (y_shape, y_block, x_shape, x_block, halo_block)
+        )
+        y_strides, x_strides = ((*side.strides[:2], side.strides[3], side.channel, 1) for side in (view.y, view.x))
+        steps = (*steps[:3], 1, 1) if steps else ()
+        y_swizzle = x_swizzle = min(128, cut.box[3] * item)
     descriptors = (
         Descriptor(view.y.tensor, kind, y_shape, y_strides, y_block, y_swizzle),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
