@@ -704,7 +704,8 @@ def gather(
     BITS: gl.constexpr = dtype.primitive_bitwidth
     PIXELS: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
     UNITS: gl.constexpr = (BOX[0] + MORE) * BOX[1] * BOX[2] * BOX[3] // 8
-    A_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2)
+    # Lines of 128 bytes ask that blocks begin where such lines may, whatever the depth.
+    A_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if BOX[LINES] else DEPTH * BITS // 8, BITS, 2)
     B_SHAPE: gl.constexpr = [B_STAGES, DEPTH, COLUMNS] if ACROSS else [B_STAGES, COLUMNS, DEPTH]
     B_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(weights.layout.swizzle_byte_width, BITS, 2)
     a_room = gl.allocate_shared_memory(dtype, [A_STAGES * UNITS, 8, DEPTH], A_LAYOUT)
