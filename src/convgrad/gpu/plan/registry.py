@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...spec.problem import Problem
 from ..target import Target
+from .chains import chained
 from .patches import merged
 from .records import Plan
 
@@ -77,7 +78,7 @@ def make_plan(p: Problem, target: Target, precision: str = "default", aligned: b
                 for plan in made
                 if plan is not best
             ]
-            return replace(best, notes=(*notes, *best.notes), passed=tuple(passed))
+            return chained(replace(best, notes=(*notes, *best.notes), passed=tuple(passed)), target)
     return reason
 
 

@@ -726,6 +726,15 @@ def gather(
     b_free = barriers(B_STAGES, 2)
     b_full = barriers(B_STAGES, 1)
     fence_async_shared()
+    # What is launched next may begin as soon as there is room; what this reads, the launch before may still write.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
     shared = (a_room, b_room, a_free, a_full, b_free, b_full)
     results = (result0, result1, result2, result3)
     numbers = (total, blocks, subtiles, share_made, made, images, bias_stride)

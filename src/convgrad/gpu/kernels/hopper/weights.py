@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..common import stride
 
@@ -495,9 +495,9 @@ def weights_boxes(
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
-    # The programs that add slots may take the place of those that are done.
+    # The programs that add slots may take the place of those that are done; what these read, others may write now.
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
     channels = (x_group, y_group, real_images)
@@ -657,6 +657,8 @@ def fold_taps(
     WIDE: tl.constexpr,
 ):
     """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
+    gdc_launch_dependents()
+    gdc_wait()
     number = tl.program_id(0)
     column = number % (WIDTH // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
     pixel = number // (WIDTH // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
