@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP = 0, 3, 6, 9, 12, 16, 17, 18, 19
+KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP, LINES = 0, 3, 6, 9, 12, 16, 17, 18, 19, 20
 
 
 PAIRS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0)), 3: ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))}
@@ -106,6 +106,15 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
     align = 4 if n.TF32 else 8
     many = -(-n.units // walk[UNITS])
     tiles = n.total // n.whole * many * n.columns
+
+    def arranged(at: Any) -> Any:
+        return (*at[:3], at[4], at[3])
+
+    def arranged_box(box: np.ndarray) -> np.ndarray:
+        return box.swapaxes(3, 4)
+
+    x_lines, y_lines = walk[LINES] == 2, walk[LINES] > 0
+
     slots = np.full((launch.programs + tiles, every, 64, n.COLUMNS * n.SPLIT), np.nan)
     for program in range(launch.programs):
         at, end = program * n.total // launch.programs, (program + 1) * n.total // launch.programs
@@ -130,8 +139,9 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     halves = []
                     for h in range(n.SPLIT):
                         c = y_channel + h * n.COLUMNS
-                        half = copy(seen(of_y, y), (o[0], o[1], y_image, o[2], c), of_y.block, (1,) * 5)
-                        halves.append(half.reshape(pixels, n.COLUMNS))
+                        at_y = (o[0], o[1], y_image, o[2], c)
+                        half = copy(seen(of_y, y), arranged(at_y) if y_lines else at_y, of_y.block, (1,) * 5)
+                        halves.append((arranged_box(half) if y_lines else half).reshape(pixels, n.COLUMNS))
                     y_block = np.concatenate(halves, 1)
                     units = []
                     for u in range(walk[UNITS]):
@@ -139,10 +149,14 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                         i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
                         c = x_channel + block * n.BLOCK
                         steps = of_x.steps or (1,) * 5
-                        rows = [copy(seen(of_x, x), (i[0], i[1], x_image, i[2], c), of_x.block, steps)]
+                        at_x = (i[0], i[1], x_image, i[2], c)
+                        rows = [copy(seen(of_x, x), arranged(at_x) if x_lines else at_x, of_x.block, steps)]
                         for h in range(n.HALO // n.HALO_BOX):
                             i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
-                            rows.append(copy(seen(of_halo, x), (i[0], i[1], x_image, i[2], c), of_halo.block, steps))
+                            at_x = (i[0], i[1], x_image, i[2], c)
+                            at_x = arranged(at_x) if x_lines else at_x
+                            rows.append(copy(seen(of_halo, x), at_x, of_halo.block, steps))
+                        rows = [arranged_box(row) for row in rows] if x_lines else rows
                         units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
                     for s in range(every):
                         place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side

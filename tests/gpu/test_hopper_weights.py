@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import convgrad
+from convgrad.gpu.plan.hopper import lines
 from convgrad.gpu.plan.hopper import weights as hopper
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -36,6 +37,10 @@ PROBLEMS = {
     "patches": f"w bf16 n2 g1 cx3 cy16 x32x32 w16x16 y2x2 s16x16 d1x1 p0x0 {NXC}",
     "windows that touch": f"w bf16 n2 g1 cx16 cy16 x21x6 w10x2 y2x3 s10x2 d1x1 p0x0 {NXC}",
     "stem, channels first": "w bf16 n1 g1 cx5 cy16 x12x9 w3x3 y8x7 s1x1 d2x2 p1x2 y@nxc",
+    "y in lines": "w bf16 n2 g1 cx16 cy40 x6x16 w3x3 y6x16 s1x1 d1x1 p1x1 x@nxc",
+    "y in lines, strided": "w bf16 n3 g2 cx24 cy24 x9x15 w3x2 y5x8 s2x2 d1x1 p1x1 x@nxc w@xio",
+    "stem, y in lines": "w f16 n2 g1 cx3 cy16 x12x16 w7x7 y6x8 s2x2 d1x1 p3x3",
+    "1D, y in lines": "w bf16 n2 g1 cx16 cy16 x40 w9 y40 s1 d1 p4 x@nxc",
     "f32": f"w f32 n2 g1 cx9 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
     "stem in f32": f"w f32 n2 g1 cx3 cy12 x9x9 w3x3 y5x5 s2x2 d1x1 p1x1 {NXC}",
     "dense in f32": f"w f32 n2 g1 cx36 cy20 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 {NXC}",
@@ -77,7 +82,7 @@ def room(p: Problem, role: str) -> int:
 
 def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
     """The best plan, and some others."""
-    found = hopper.views(p, precision, SMALL)
+    found = [(lines.weights_view(lines.flat(p)), ())] if precision == "lines" else hopper.views(p, precision, SMALL)
     assert not isinstance(found, str), found
     every = [(cut, before) for seen, before in found for cut in hopper.cuts(seen, seen.item, SMALL)]
     ways = [way for way in every if hopper.seconds(p, way[0], SMALL)]
@@ -87,12 +92,21 @@ def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
     return [hopper.settle(p, SMALL, *way, 1e-6) for way in kept]
 
 
+LINES = {
+    "lines": "w bf16 n2 g1 cx72 cy40 x6x16 w3x1 y6x16 s1x1 d1x1 p1x0",
+    "pointwise lines": "w f16 n3 g1 cx64 cy136 x6x12 w1x1 y6x12 s1x1 d1x1 p0x0 w@xio",
+    "lines of every second row": "w bf16 n1 g1 cx24 cy16 x11x24 w3x1 y6x24 s2x1 d1x1 p1x0",
+    "lines of groups": "w bf16 n2 g2 cx40 cy24 x4x24 w2x1 y5x24 s1x1 d1x1 p1x0",
+    "lines in 3D": "w bf16 n2 g1 cx24 cy16 x3x4x8 w2x3x1 y4x4x8 s1x1x1 d1x1x1 p1x1x0 out:f32",
+}
+"""Channels first, where taps begin at multiples of 16 bytes."""
+
 WAYS = [(name, way) for name, line in PROBLEMS.items() for way in ("bf16x6", "tf32")[: 1 + (" f32 " in line)]]
 
 
-@pytest.mark.parametrize(("name", "precision"), WAYS)
+@pytest.mark.parametrize(("name", "precision"), [*WAYS, *((name, "lines") for name in LINES)])
 def test_boxes_and_slots_make_the_weights(name, precision):
-    p = Problem.parse(PROBLEMS[name])
+    p = Problem.parse((PROBLEMS | LINES)[name])
     most = 2 if p.dtype != "f32" else 60000 if precision == "bf16x6" else 120  # what parts hold exactly
     rng = np.random.default_rng(0)
     given = {role: rng.integers(-most, most + 1, room(p, role)).astype(float) for role in "xy"}
@@ -112,7 +126,7 @@ def test_what_is_left_to_others():
     for line, reason in [
         ("x bf16 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "it takes weight gradients"),
         ("w f64 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "it takes f32, bf16 and f16"),
-        ("w bf16 n2 g1 cx16 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1", "do not lie side by side"),
+        ("w bf16 n2 g1 cx16 cy16 x7x7 w3x3 y7x7 s1x1 d1x1 p1x1", "do not lie side by side"),
         ("w bf16 n2 g1 cx33 cy16 x8x8 w3x3 y8x8 s1x1 d1x1 p1x1 x@nxc y@nxc", "no multiples of 16 bytes"),
         ("w bf16 n2 g2 cx64 cy64 x33x33 w2x2 y4x4 s10x10 d1x1 p0x0 x@nxc y@nxc", "a stride is above 8"),
         ("w bf16 n0 g1 cx64 cy64 x33x33 w2x2 y32x32 s1x1 d1x1 p0x0 x@nxc y@nxc", "there is no product"),
@@ -146,6 +160,18 @@ def test_layers_get_the_forms_that_are_made_for_them():
     assert "taps of 3 channels of x are laid side by side" in " ".join(plan.why)
     grouped, _ = walk(f"w bf16 n128 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}")
     assert (grouped.x_group, grouped.blocks, grouped.COLUMNS) == (64, 1, 64)
+
+
+def test_lines_begin_at_multiples_of_16_bytes():
+    """The copy engine faults where they do not."""
+    padded = "w bf16 n64 g1 cx64 cy64 x8x16 w3x3 y8x16 s1x1 d1x1 p2x4 x@nxc"
+    for line in (padded, *(line for name, line in PROBLEMS.items() if "in lines" in name)):
+        p = Problem.parse(line)
+        for seen, _ in hopper.views(p, "default", TARGET):
+            assert seen.lines == "y"
+            for cut in hopper.cuts(seen, 2, SMALL):
+                assert not cut.skip, "what is left out may be anything but a multiple"
+                assert cut.box[3] % 16 == 0
 
 
 def test_a_list_is_cut_evenly():
@@ -236,3 +262,18 @@ def test_explain_tells_what_runs(monkeypatch):
     assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
     assert "products of f32 as 6 products of parts in bf16" in text
     assert "cut evenly into" in text
+
+
+def test_programs_have_whole_shares_of_tiles():
+    """Where few multiprocessors are idle then, every run is of one tile: programs of all tiles read the same pixels."""
+    problem = Problem.parse(f"w bf16 n32 g1 cx80 cy512 x3000 w3 y3000 s1 d1 p1 {NXC}")
+    found = set()
+    for seen, _ in hopper.views(problem, "default", TARGET):
+        for cut in hopper.cuts(seen, 2, TARGET):
+            programs = hopper.programs_of(problem, cut, TARGET)
+            assert programs == 132 or (programs % cut.tiles == 0 and programs >= 128)
+            assert (programs % cut.tiles == 0) >= (cut.tiles in (8, 12) and not cut.skip)
+            plan = hopper.settle(problem, TARGET, cut, (), 1e-6) if programs not in found else None
+            assert plan is None or dict(plan.launches[-1].values)["runs"] == plan.launches[0].programs == programs
+            found.add(programs)
+    assert 128 in found

@@ -54,6 +54,21 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     return best
 
 
+def thinned(p: Problem) -> Problem:
+    """A pointwise problem by the pixels of x that it meets, as if there were no others; itself, if it meets all."""
+    sizes = zip(p.x, p.y, p.stride, strict=True)
+    if max(p.w) > 1 or any(p.pad) or max(p.stride) == 1 or any(-(-x // step) != y for x, y, step in sizes):
+        return p
+    of = tuple(stride * step for stride, step in zip(p.x_strides[3:], p.stride, strict=True))
+    thin = replace(p, x=p.y, stride=(1,) * p.rank)
+    return replace(thin, x_strides=settle(thin.shape("x"), (*p.x_strides[:3], *of)))
+
+
+def read(p: Problem) -> Problem:
+    """The problem by the pixels of x that it reads."""
+    return p if p.wanted == "x" else thinned(p)
+
+
 class Way(NamedTuple):
     """A problem between copies."""
 
@@ -70,9 +85,15 @@ def ways(p: Problem) -> list[Way]:
     are made together.
     """
     apart = p.rank == 1 or _has_phases(p)
-    kinds = [(padded, ends, True) for padded in (False, True) for ends in ((True,) if apart else (True, False))]
+    p = read(p)
+    kinds: list[tuple[bool, bool, tuple[Role, ...]]] = []
+    for padded in (False, True):
+        kinds += [(padded, ends, ()) for ends in ((True,) if apart else (True, False))]
+    if p.wanted == "w" and DTYPES[p.dtype].size == 2 and p.y_strides[-1] == 1:
+        # Taps are shifts of x alone: matrix units may read pixels of y as they lie.
+        kinds.append((False, True, ("y",)))
     if p.dtype == "f32" and p.wanted != "w":  # what takes f32 apart reads it as it lies
-        kinds.append((False, True, False))
+        kinds.append((False, True, p.given))
     tried = (_way(p, *kind) for kind in kinds)
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
 
@@ -82,11 +103,11 @@ def _has_phases(p: Problem) -> bool:
     return p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
 
 
-def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:
+def _way(p: Problem, padded: bool, ends: bool, kept: tuple[Role, ...]) -> Way | None:
     """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces.
 
-    Without `ends`, the sums are written where the result is, if it has the same channels; without `reads`, what is
-    given is read where it lies.
+    Without `ends`, the sums are written where the result is, if it has the same channels. What is `kept` is
+    read where it lies.
     """
     piece = PIECE // DTYPES[p.dtype].size
     cx, cy = ((ceil(c / piece) * piece if padded and c > 1 else c) for c in (p.cx, p.cy))
@@ -94,8 +115,8 @@ def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:
         return None
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
     wanted = p.wanted if ends else ""
-    some = (wanted, *(p.given if reads else ()))
-    moved = [role for role in ("x", "w", "y") if changed[role] or (role in some and _is_worth(p, role))]
+    moved = [role for role in ("x", "w", "y") if changed[role] or (role in (wanted, *p.given) and _is_worth(p, role))]
+    moved = [role for role in moved if role not in kept]
     if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved
@@ -106,7 +127,7 @@ def _way(p: Problem, padded: bool, ends: bool, reads: bool) -> Way | None:
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
-    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, not reads)
+    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, bool(kept))
 
 
 def _is_worth(p: Problem, role: Role) -> bool:
@@ -133,6 +154,7 @@ def _sums(p: Problem) -> str:
 
 def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     """The plan of the inner problem, with copies before and after it."""
+    p = read(p)
     inner = registry.make_plan(way.inner, target, precision)
     if isinstance(inner, str):
         return None
@@ -148,6 +170,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     areas = tuple((names[role], size) for role, size in way.bytes.items())
     told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
+    told += ", but for pixels that no window meets" if way.inner.stride != p.stride else ""
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
     within = inner.within or inner.level
     notes = (f"{told}; the sums by the level {within}", *inner.notes)

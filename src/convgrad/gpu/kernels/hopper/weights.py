@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..common import stride
 
@@ -40,6 +40,7 @@ STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole nu
 TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
+LINES = tl.constexpr(20)  # 1 if pixels of axis 2 lie innermost in y, behind channels; 2 if they do in x as well
 
 # The parts of x and y that are multiplied, smaller products first: what matrix units cut off follows the largest sum so
 # far. Of two parts, there are the last three pairs.
@@ -204,7 +205,10 @@ def copy_boxes(
                 at_y = (stage * (SPLIT * PARTS) + half) * BLOCKS
                 of_y = y_blocks.index(at_y)._reinterpret(y.dtype, y.block_shape, y.layout)
                 c = y_channel + half % SPLIT * COLUMNS
-                tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
+                if WALK[LINES]:
+                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, c, o2], bar, of_y)
+                else:
+                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
             block = first
             g0 = f0
             g1 = f1
@@ -216,14 +220,21 @@ def copy_boxes(
                 i1 = o1 * WALK[STRIDE + 1] + g1 * WALK[DILATION + 1] - WALK[PAD + 1]
                 i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
                 for piece in gl.static_range(PARTS):
+                    image = n + piece * images
                     row = ((stage * PARTS + piece) * WALK[UNITS] + u) * UNIT
                     of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
-                    tma.async_copy_global_to_shared(x, [i0, i1, n + piece * images, i2, c], bar, of_x)
+                    if WALK[LINES] == 2:
+                        tma.async_copy_global_to_shared(x, [i0, i1, image, c, i2], bar, of_x)
+                    else:
+                        tma.async_copy_global_to_shared(x, [i0, i1, image, i2, c], bar, of_x)
                     for h in gl.static_range(HALVES):
                         more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
                         of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                        at_halo = [i0 + (WALK[BOX] + h * HALO_BOX) * WALK[STRIDE], i1, n + piece * images, i2, c]
-                        tma.async_copy_global_to_shared(x_halo, at_halo, bar, of_halo)
+                        i_halo = i0 + (WALK[BOX] + h * HALO_BOX) * WALK[STRIDE]
+                        if WALK[LINES] == 2:
+                            tma.async_copy_global_to_shared(x_halo, [i_halo, i1, image, c, i2], bar, of_halo)
+                        else:
+                            tma.async_copy_global_to_shared(x_halo, [i_halo, i1, image, i2, c], bar, of_halo)
                 block += 1
                 last = block == blocks
                 block = gl.where(last, 0, block)
@@ -278,7 +289,10 @@ def operand(
     SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
     unit = stage * WALK[UNITS] + WHICH // WALK[TAPS] * (64 // BLOCK)
     at = x_blocks.index(unit * UNIT + WHICH % WALK[TAPS] * SHIFT * SIDE // 8)
-    if BLOCK == 64:
+    BITS: gl.constexpr = x_blocks.dtype.primitive_bitwidth
+    if WALK[LINES] == 2:
+        return at._reinterpret(x_blocks.dtype, [64, PIXELS], gl.NVMMASharedLayout(WALK[BOX + 3] * BITS // 8, BITS, 2))
+    elif BLOCK == 64:
         return at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
     else:
         # The next unit, whose channels lie beside these, begins so many rows on.
@@ -550,6 +564,8 @@ def multiply(
                     sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
                     mbarrier.arrive(empty.index(stage), count=1)
                 else:
+                    if WALK[LINES]:
+                        y = y.permute((1, 0))
                     sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
                     sums = waited(sums, COUNT)
                     # Products of the box before are done: its stage is free.
@@ -605,7 +621,8 @@ def weights_boxes(
     # In f32, blocks of channels lie one after another, each first as it came, and then by channels.
     BLOCKS: gl.constexpr = (COLUMNS + 31) // 32 if TF32 else 1
     Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if TF32 else y.layout.swizzle_byte_width, BITS, 2)
-    IN_BLOCK: gl.constexpr = [COLUMNS // BLOCKS, PIXELS] if TF32 else [PIXELS, COLUMNS]
+    INNERMOST: gl.constexpr = TF32 or WALK[LINES]  # pixels
+    IN_BLOCK: gl.constexpr = [COLUMNS // BLOCKS, PIXELS] if INNERMOST else [PIXELS, COLUMNS]
     SHAPE: gl.constexpr = [STAGES * PARTS * SPLIT * BLOCKS] + IN_BLOCK
     y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
     x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
@@ -618,9 +635,14 @@ def weights_boxes(
         if TF32:
             mbarrier.init(turned.index(i), count=1)
     fence_async_shared()
-    # The programs that add slots may take the place of those that are done.
+    # The programs that add slots may take the place of those that are done; what these read, others may write now.
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
     )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
     channels = (x_group, y_group)
@@ -791,6 +813,8 @@ def fold_taps(
     WIDE: tl.constexpr,
 ):
     """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
+    gdc_launch_dependents()
+    gdc_wait()
     number = tl.program_id(0)
     TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
     column = number % TILES * COLUMNS + tl.arange(0, COLUMNS)

@@ -25,12 +25,14 @@ THIN = {2: 1.25, 3: 1.1, 4: 1.02}  # by the blocks that are on their way: what w
 TILE = 600  # cycles of a tile besides its sum
 STORED_BYTES = {
     "copy": 64,
+    "lines": 40,
     "rows": 20,
     "turned": 20,
     "apart": 1.1,
     "scattered": 0.4,
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
+NARROW = {16: 1.5, 32: 1.15}  # by the pixels of a line of the input: pieces below 128 bytes come slower
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 

@@ -13,7 +13,19 @@ from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
 from .parts import splitting
-from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
+from .tensors import (
+    PARTS,
+    WEIGHTS,
+    Seen,
+    Weights,
+    input_parts,
+    natural,
+    packed,
+    rows_more,
+    seen,
+    seen_in_lines,
+    views_of,
+)
 from .views import Space, arranged_strides
 from .ways import Way, meeting
 
@@ -51,7 +63,7 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         splits = splitting(p, "x" if p.wanted == "y" else "y", PARTS, way.operands.parts)
         launches = (splits.launch, *launches)
         areas += ((PARTS, splits.size),)
-    store = stored(p, s, way, shape.columns)
+    store = stored(p, s, way, shape.columns, box.has_lines)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
         f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
@@ -85,8 +97,11 @@ def result_strides(p: Problem, s: Space) -> Ints:
     return (*of[:2], of[1], *of[3:]) if p.g > 1 and channels(p)[1] == 1 else of
 
 
-def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
-    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
+def stored(p: Problem, s: Space, way: Way, columns: int, lines: bool) -> str:
+    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them.
+
+    `lines` says whether pixels of a box fill lines, which the copy engine may store as well.
+    """
     size = DTYPES[p.out_dtype].size
     of = result_strides(p, s)
     steady = p.wanted == "y" or prod(s.stride) == 1
@@ -100,6 +115,9 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
+    whole = len(way.views) == way.loops and not way.inner
+    if dense and lines and whole and isinstance(result_in_lines(p, s), Seen):
+        return "lines"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
@@ -112,6 +130,13 @@ def staged_bytes(p: Problem, shape: Shape, store: str) -> int:
     item = DTYPES[p.out_dtype].size
     columns = shape.columns if item == 2 else min(TURNED, shape.columns)
     return 0 if store == "plain" else 2 * shape.half * columns * item
+
+
+def result_in_lines(p: Problem, s: Space) -> Seen | str:
+    """The result as the copy engine stores it where pixels lie side by side."""
+    if p.wanted == "x" and s.stride[2] > 1:
+        return "every pixel belongs to another phase than its neighbour"
+    return seen_in_lines(p, p.wanted, s.made, s.order)
 
 
 def scatters(p: Problem, s: Space, way: Way) -> bool:
@@ -132,7 +157,7 @@ def stores(p: Problem, s: Space, way: Way, store: str) -> str:
 
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     """The boxes of the input for all views; with more rows than tiles have, those of these rows come after them."""
-    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    given = (seen_in_lines if s.lines else seen)(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if best.way.operands.parts > 1:
         given = input_parts(p, s)
     assert isinstance(given, Seen)
@@ -147,9 +172,9 @@ def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
 
 def results_of(p: Problem, s: Space, best: Candidate, store: str) -> tuple[Descriptor, ...]:
     """Halves of boxes of the results for all phases, if the copy engine stores them."""
-    if store != "copy":
+    if store not in ("copy", "lines"):
         return inputs_of(p, s, best)[:1] * RESULTS
-    made = seen(p, p.wanted, s.made, s.order)
+    made = result_in_lines(p, s) if store == "lines" else seen(p, p.wanted, s.made, s.order)
     assert isinstance(made, Seen)
     box = (*half(best.box.size), best.shape.columns)
     phases = [view.phase for view in best.way.views] if p.wanted == "x" else [(0, 0, 0)]
@@ -194,7 +219,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("TAP_STEPS", weights.tap_steps),
         ("KSTEP", way.tap_step),
         ("OSTEP", way.step),
-        ("BOX", box.size),
+        ("BOX", (*box.size, int(s.lines))),
         ("ROWS", box.rows),
         ("PARTS", way.operands.parts),
         ("MORE", box.more),

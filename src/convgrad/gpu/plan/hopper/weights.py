@@ -14,7 +14,7 @@ from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ....dtypes import DTYPES
-from ....spec.problem import Ints, Problem
+from ....spec.problem import Ints, Problem, Role
 from ...target import Target
 from .. import choose
 from ..axes import is_wide, strides, three
@@ -36,6 +36,7 @@ MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
 WHOLE = 64  # bytes of a pixel's taps in f32: with fewer at a time, a copy takes longer
 STEPS = 8  # elements, from which the copy engine takes one, at most
+LINE = 16  # pixels, at least, of a box whose pixels lie side by side
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 REGISTERS_OF_PARTS = 160  # of numbers in three parts: what a box brings waits until it is added
@@ -43,7 +44,9 @@ SECOND_CACHE = 40 << 20  # bytes of tensors that stay in it
 AGAIN = 3  # times that larger ones are read, where programs of different tiles are at different pixels
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
-LINE = 2.5  # cycles of a run of 128 bytes or fewer
+RUN = 2.5  # cycles of a run of 128 bytes or fewer, of a box in parts
+PIECE = 2.8  # cycles of a piece of a box, however few bytes it has
+MOST_LOSS = 0.035  # of all programs, that may have nothing to do so that no tile ends within a run
 STAGE = 24  # cycles of a stage besides
 ARRIVES = 1500  # cycles until a box arrives
 SHARED_BYTES = 128  # that shared memory moves in a cycle
@@ -74,6 +77,7 @@ class Side(NamedTuple):
     channels: int  # of a group
     sizes: Ints  # of three axes
     strides: Ints  # of these and of n, in elements
+    channel: int = 1  # from one channel to the next
 
     def ordered(self, order: Ints) -> Side:
         """The same with its axes in another order."""
@@ -112,6 +116,7 @@ class View(NamedTuple):
     taps: Taps
     w: Result
     order: Ints = (0, 1, 2)  # of the problem's axes
+    lines: str = ""  # of which tensors pixels of the last axis lie side by side, and channels apart: "y" or "xy"
 
     @property
     def parts(self) -> int:
@@ -191,7 +196,7 @@ class Cut:
         return self.stage - (self.room - self.rows) * self.block * self.units * self.item * self.view.parts
 
     @property
-    def lines(self) -> int:
+    def copied_runs(self) -> int:
         """Runs of 128 bytes or fewer that are copied for it."""
         per = 128 // self.item
         of_y, of_x = (ceil(channels / per) for channels in (self.columns, self.block))
@@ -201,6 +206,15 @@ class Cut:
     def products(self) -> int:
         """Sums of 64 by the columns of a group of warps that both groups take, the slower one twice."""
         return 2 * (self.sums if self.split == 2 else ceil(self.sums / 2))
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of shared memory's rows, of 128 bytes at most, that are copied for a stage."""
+        y = self.columns * self.split * self.pixels // min(self.box[3], 64)
+        if not self.view.lines:
+            y = self.pixels * ceil(self.columns * self.split / 64)
+        x = self.block * self.pixels // min(self.box[3], 64) if "x" in self.view.lines else self.rows
+        return y + x * self.units
 
     @property
     def registers(self) -> int:
@@ -291,7 +305,7 @@ class Cut:
         """What the kernel calls WALK."""
         view = self.view
         taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
-        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip), len(self.view.lines))
 
 
 def _width(channels: int, blocks: int, item: int) -> int:
@@ -316,8 +330,13 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     if not p.flops:
         return "there is no product"
     found = views(p, precision, target)
-    if isinstance(found, str):
-        return found
+    return found if isinstance(found, str) else best_of(p, found, target, precision)
+
+
+def best_of(
+    p: Problem, found: list[tuple[View, tuple[Laying, ...]]], target: Target, precision: str = "default"
+) -> Plan | str:
+    """The plan by the best cut of these views."""
     best, time = None, 0.0
     for view, before in found:
         laid = sum(laying.seconds for laying in before)
@@ -356,6 +375,11 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
 
 
+def is_plain(cut: Cut) -> bool:
+    """Whether a cut of 16-bit numbers has equally long tiles, each for several programs."""
+    return cut.item == 2 and cut.view.pairs == 1 and not cut.skip
+
+
 def programs_of(p: Problem, cut: Cut, target: Target) -> int:
     """As many programs as multiprocessors or, where it pays, so many that each tile has equally many.
 
@@ -363,6 +387,8 @@ def programs_of(p: Problem, cut: Cut, target: Target) -> int:
     """
     most = min(target.multiprocessors, cut.whole * cut.group_blocks)
     even = most // cut.tiles * cut.tiles
+    if is_plain(cut):
+        return even if even >= (1 - MOST_LOSS) * most else most
     if cut.skip or even in (0, most) or not _is_read_again(p, cut):
         return most
     return min(most, even, key=lambda programs: _seconds(p, cut, target, programs))
@@ -392,6 +418,7 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
         return in_tf32
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
+    lines = ""
     before: list[Laying] = []
     for role, channels in (("x", p.cx), ("y", p.cy)):
         if parts > 1:
@@ -401,6 +428,8 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
         else:
             sides[role] = _as_it_is(p, role, channels)
     x, y = sides["x"], sides["y"]
+    if isinstance(y, str) and parts == 1 and not isinstance(found_y := in_lines(p, "y", p.cy), str):
+        y, lines = found_y, "y"
     if isinstance(y, str):
         return y
     found: list[tuple[View, tuple[Laying, ...]]] = []
@@ -409,12 +438,30 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
         found.append((direct, tuple(before)))
     if _has_few(p) and (isinstance(direct, str) or prod(p.w) > 1):
         found += folded(p, y, pairs, tuple(before[-1:]), target)
+    if lines:
+        found = [(view._replace(lines=lines), laid) for view, laid in found if view.y.strides[2] == 1]
     return found or str(direct)
 
 
 def _has_few(p: Problem) -> bool:
     """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
     return p.g == 1 and (p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+
+
+def in_lines(p: Problem, role: Role, channels: int) -> Side | str:
+    """A tensor of 16 bits whose pixels lie side by side, as the copy engine takes it, or why it does not."""
+    n, g, c, *of = strides(p, role)
+    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
+    if of[2] != 1 or (p.g > 1 and g != channels * c):
+        return f"pixels of {role} do not lie side by side"
+    channel = c if channels > 1 else g if p.g > 1 else max(n, 1)
+    pairs = [*zip((*sizes[:2], p.n), (*of[:2], n), strict=True), (p.g * channels, channel)]
+    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
+        return f"steps of {role} are no multiples of {ALIGN} bytes"
+    # A stride that no element uses still has to be one that the copy engine takes.
+    most = max([step for size, step in pairs if size > 1], default=ALIGN)
+    made = tuple(step if size > 1 else most for size, step in pairs)
+    return Side(role, channels, sizes, (*made[:2], 1, made[2]), made[3])
 
 
 def _in_tf32(p: Problem, target: Target) -> list[tuple[View, tuple[Laying, ...]]]:
@@ -595,13 +642,16 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
     """The ways to cut a view that are tried."""
     most = REGISTERS_OF_PARTS if view.pairs == 6 else REGISTERS
     orders = [order for order in permutations(range(3)) if order[1] < order[2]]
+    if view.lines:
+        orders = [order for order in orders if order[2] == 2]
     for order in orders:
         seen = view.ordered(order)
         for taps, step, shift in _groups_of_taps(seen):
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and ((taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                # Boxes of what is left may begin anywhere, but lines at multiples of 16 bytes alone.
+                if skip and (view.lines or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -649,6 +699,8 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
         for box in _four(pixels):
             if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
                 continue
+            if view.lines and box[3] < LINE:
+                continue  # a line fills 32 bytes of shared memory at least
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
             if view.pairs > 1 and view.images % box[2]:  # beyond its images, a part is followed by the next one
@@ -660,10 +712,10 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
             # Of boxes alike, the one whose pixels lie closest together.
             found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
-    best = [box for *_, box in found[:2]]
+    best = [box for *_, box in found[: 4 if view.lines else 2]]
     if view.parts > 1:  # boxes of all parts are large: half of one may be what fits into shared memory
         best += [box for *_, box in found if prod(box) == 32 and box not in best][:2]
-    if skip and taps == 1:
+    if skip and taps == 1 and not view.lines:
         single = (1, 1, 64 if view.item == 2 else 32, 1)
         best += [single] if single not in best and (view.pairs == 1 or view.images % 64 == 0) else []
     yield from best
@@ -685,7 +737,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16) if item == 2 else (32,):
-        if item == 2 and block < 64 and x_width > block:
+        if item == 2 and block < 64 and (x_width > block or "x" in view.lines):
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
@@ -718,7 +770,7 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
 
 def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
     """The same with so many programs."""
-    total, apart = cut.whole * cut.group_blocks, cut.skip or programs % cut.tiles > 0
+    total, apart = cut.whole * cut.group_blocks, cut.skip or programs % cut.tiles > 0 or cut.view.pairs > 1
     few = _stages(cut, target)
     stage = (_cycles_in_tf32(cut) if cut.item == 4 else _cycles(cut, target)) + STAGE
     if cut.view.parts > 1:  # others may take as long as all but one of the boxes are multiplied
@@ -732,6 +784,10 @@ def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
     read = given * (AGAIN if apart and _is_read_again(p, cut) else 1)
     found = max(found, read / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += (0.08 if cut.item == 2 else 0.04) * total * cut.copied / (target.bandwidth * 1e9)
+    if is_plain(cut) and apart:
+        # Programs of several tiles do not read the same pixels at the same time: these come from memory again.
+        memory = p.bytes / (target.bandwidth * 1e9)
+        found += memory * min(1.0, 2 * memory / found)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
 
@@ -750,7 +806,9 @@ def _cycles(cut: Cut, target: Target) -> float:
 def _copies(cut: Cut) -> float:
     """The cycles that it takes to copy a stage of 16 bits."""
     copies = cut.copied / CACHE_BYTES
-    return max(copies, cut.lines * LINE) if cut.view.parts > 1 else copies
+    if cut.view.lines:
+        return max(copies, cut.pieces * PIECE)
+    return max(copies, cut.copied_runs * RUN) if cut.view.parts > 1 else copies
 
 
 def _cycles_in_tf32(cut: Cut) -> float:
@@ -781,6 +839,12 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     x_swizzle = min(128, cut.block * item)
+    if "y" in view.lines:
+        y_shape, y_block = _turned(y_shape), _turned(y_block)
+        y_strides, y_swizzle = (*y_strides[:3], view.y.channel, 1), cut.box[3] * item
+    if "x" in view.lines:
+        x_shape, x_block, halo_block = _turned(x_shape), _turned(x_block), _turned(halo_block)
+        x_strides, x_swizzle = (*x_strides[:3], view.x.channel, 1), cut.box[3] * item
     descriptors = (
         Descriptor(view.y.tensor, kind, y_shape, y_strides, y_block, y_swizzle),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
@@ -802,6 +866,11 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     )
     tensors = ((PARTS, "f32"),)
     return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
+
+
+def _turned(values: Ints) -> Ints:
+    """Of a box or a tensor, what the copy engine is told where pixels lie innermost: they come after channels."""
+    return (*values[:3], values[4], values[3])
 
 
 def _list(cut: Cut) -> Values:
