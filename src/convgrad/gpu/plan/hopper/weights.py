@@ -29,6 +29,7 @@ LAID = {"x": "x, laid anew", "y": "y, laid anew"}
 """The names of the areas for x and y in parts, or with taps as channels."""
 
 MOST_FOLDED = 1024  # such channels
+FEW = 32  # channels of x, below which its taps may be channels
 PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 """Into how many parts in bf16 a number of f32 is cut, and how many pairs of them count."""
 
@@ -327,6 +328,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return "it takes f32, bf16 and f16"
     if p.bias_stride is not None:
         return "it adds no bias"
+    if precision == "tf32" and p.dtype == "f32" and p.cx >= FEW and _lies_apart(p):
+        return "channels do not lie side by side: with copies, products are quicker than those of parts"
     if not p.flops:
         return "there is no product"
     found = views(p, precision, target)
@@ -376,8 +379,8 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
 
 
 def is_plain(cut: Cut) -> bool:
-    """Whether a cut of 16-bit numbers has equally long tiles, each for several programs."""
-    return cut.item == 2 and cut.view.pairs == 1 and not cut.skip
+    """Whether tiles of 16-bit numbers are equally long, and read the same tensors."""
+    return cut.item == 2 and cut.view.pairs == 1 and not cut.skip and cut.view.groups == 1
 
 
 def programs_of(p: Problem, cut: Cut, target: Target) -> int:
@@ -445,7 +448,12 @@ def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[
 
 def _has_few(p: Problem) -> bool:
     """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
-    return p.g == 1 and (p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+    return p.g == 1 and (p.cx < FEW or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+
+
+def _lies_apart(p: Problem) -> bool:
+    """Whether channels of x or y do not lie side by side."""
+    return any(p.strides(role)[2] != 1 for role, channels in (("x", p.cx), ("y", p.cy)) if channels > 1)
 
 
 def in_lines(p: Problem, role: Role, channels: int) -> Side | str:
