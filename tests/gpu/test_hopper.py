@@ -373,3 +373,38 @@ def test_other_candidates_compile(kind):
             compiler.build(plan.launches[-1], TARGET, aligned=True)
             return
     pytest.fail(f"no candidate is {kind}")
+
+
+AS_THEY_LIE = {
+    "pointwise": "{} bf16 n128 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0",
+    "halo": "{} f16 n128 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
+    "few channels": "{} bf16 n4 g1 cx32 cy32 x64x64x64 w3x3x3 y64x64x64 s1x1x1 d1x1x1 p1x1x1",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted"), slow_but([("pointwise", "x"), ("pointwise", "w")], product(AS_THEY_LIE, "xyw")))
+def test_channels_first_are_read_as_they_lie(name, wanted):
+    """No copies; the matrix units take pixels by columns, and results leave by the copy engine."""
+    plan = registry.make_plan(Problem.parse(AS_THEY_LIE[name].format(wanted)), TARGET)
+    if (name, wanted) == ("few channels", "w"):
+        assert plan.level == "copies", "half of every product would be zeros"
+        return
+    assert plan.level == "channels first on Hopper"
+    assert not any(launch.kernel == "relay" for launch in plan.launches)
+    sums = next(launch for launch in plan.launches if launch.kernel in ("gather", "weights_boxes"))
+    kernel = compiler.build(sums, TARGET, aligned=True)
+    assert spills(kernel) == 0
+    assert kernel.metadata.shared <= TARGET.shared
+    flags = set(re.findall(r"wgmma\.mma_async[^;]*, ([01]), ([01]);", kernel.asm["ptx"]))
+    assert {a for a, _ in flags} == {"0" if wanted == "w" else "1"}, "whether pixels of the left operand lie by columns"
+    assert wanted == "w" or "cp.async.bulk.tensor.5d.global.shared" in kernel.asm["ptx"]
+
+
+def test_rows_that_begin_between_pieces_of_16_bytes_are_copied():
+    for size, level in ((56, "channels first on Hopper"), (28, "copies")):
+        line = f"x bf16 n128 g1 cx128 cy128 x{size}x{size} w3x3 y{size}x{size} s1x1 d1x1 p1x1"
+        assert registry.make_plan(Problem.parse(line), TARGET).level == level
+    pointwise = "w bf16 n128 g1 cx128 cy128 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0"
+    found = registry.make_plan(Problem.parse(pointwise), TARGET)
+    assert found.level == "channels first on Hopper", "all pixels are one row there"
+    assert not any(launch.kernel == "relay" for launch in found.launches)
