@@ -108,10 +108,12 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
     tiles = n.total // n.whole * many * n.columns
 
     def arranged(at: Any) -> Any:
-        return (*at[:3], at[4], at[3]) if walk[LINES] else at
+        return (*at[:3], at[4], at[3])
 
     def arranged_box(box: np.ndarray) -> np.ndarray:
-        return box.swapaxes(3, 4) if walk[LINES] else box
+        return box.swapaxes(3, 4)
+
+    x_lines, y_lines = walk[LINES] == 2, walk[LINES] > 0
 
     slots = np.full((launch.programs + tiles, every, 64, n.COLUMNS * n.SPLIT), np.nan)
     for program in range(launch.programs):
@@ -136,9 +138,11 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                 halves = []
                 for h in range(n.SPLIT):
                     c = y_channel + h * n.COLUMNS
-                    at_y = (number, c, 0) if n.TF32 else arranged((o[0], o[1], y_image, o[2], c))
+                    at_y = (number, c, 0) if n.TF32 else (o[0], o[1], y_image, o[2], c)
+                    at_y = arranged(at_y) if y_lines else at_y
                     half = copy(seen(of_y, y), at_y, of_y.block, (1,) * len(at_y))
-                    halves.append(half[0].T if n.TF32 else arranged_box(half).reshape(pixels, n.COLUMNS))
+                    half = arranged_box(half) if y_lines else half
+                    halves.append(half[0].T if n.TF32 else half.reshape(pixels, n.COLUMNS))
                 y_block = np.concatenate(halves, 1)
                 units = []
                 for u in range(walk[UNITS]):
@@ -146,12 +150,16 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
                     c = x_channel + block * n.BLOCK
                     steps = of_x.steps or (1,) * 5
-                    rows = [copy(seen(of_x, x), arranged((i[0], i[1], x_image, i[2], c)), of_x.block, steps)]
+                    at_x = (i[0], i[1], x_image, i[2], c)
+                    rows = [copy(seen(of_x, x), arranged(at_x) if x_lines else at_x, of_x.block, steps)]
                     for h in range(n.HALO // n.HALO_BOX):
                         i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
-                        at_x = arranged((i[0], i[1], x_image, i[2], c))
-                        rows.append(copy(seen(of_halo, x), at_x, of_halo.block, steps))
-                    units.append(np.concatenate([arranged_box(row).reshape(-1, n.BLOCK) for row in rows]))
+                        at_x = (i[0], i[1], x_image, i[2], c)
+                        rows.append(
+                            copy(seen(of_halo, x), arranged(at_x) if x_lines else at_x, of_halo.block, steps)
+                        )
+                    rows = [arranged_box(row) for row in rows] if x_lines else rows
+                    units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
                 for s in range(every):
                     place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side
                     left = np.concatenate([units[place + b][row : row + pixels] for b in range(beside)], 1)

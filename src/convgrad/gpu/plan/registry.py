@@ -39,7 +39,7 @@ LEVELS: tuple[Level, ...] = (
     Level("rows", "rows"),
     Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
     Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),
-    Level("channels first on Hopper", "hopper.lines", least=90, most=90, aligned=True, stage=1),
+    Level("channels first on Hopper", "hopper.lines", least=90, most=90, aligned=True),
     Level("blocks", "blocks", aligned=True, stage=1),
     Level("copies", "relaid", aligned=True, stage=1),
     Level("portable", "choose", stage=2),

@@ -40,6 +40,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         copied = around(p, way, target, precision)
         if copied is None or copied.workspace > most:
             continue
+        if copied.within == "portable" and way.kept:
+            continue
         if copied.within == "portable" and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
             continue  # its model does not know what it takes to store to so many places
         if best is None or copied.seconds < best.seconds:
@@ -56,6 +58,7 @@ class Way(NamedTuple):
 
     inner: Problem
     bytes: Mapping[Role, int]  # of the tensors that are copied
+    kept: bool = False  # whether y stays as it is, although its channels are apart
 
 
 def ways(p: Problem) -> list[Way]:
@@ -67,11 +70,14 @@ def ways(p: Problem) -> list[Way]:
     """
     phases = p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
     apart = p.rank == 1 or phases
-    tried = (_way(p, padded, ends) for padded in (False, True) for ends in ((True,) if apart else (True, False)))
+    tried = [_way(p, padded, ends) for padded in (False, True) for ends in ((True,) if apart else (True, False))]
+    if p.wanted == "w" and DTYPES[p.dtype].size == 2 and p.y_strides[-1] == 1:
+        # Taps are shifts of x alone: matrix units may read pixels of y as they lie.
+        tried.append(_way(p, False, True, ("y",)))
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
 
 
-def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
+def _way(p: Problem, padded: bool, ends: bool, kept: tuple[Role, ...] = ()) -> Way | None:
     """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces.
 
     Without `ends`, the sums are written where the result is, if it has the same channels.
@@ -83,6 +89,7 @@ def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
     wanted = p.wanted if ends else ""
     moved = [role for role in ("x", "w", "y") if changed[role] or (role in (wanted, *p.given) and _is_worth(p, role))]
+    moved = [role for role in moved if role not in kept]
     if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved
@@ -93,7 +100,7 @@ def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
-    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved})
+    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, bool(kept))
 
 
 def _is_worth(p: Problem, role: Role) -> bool:

@@ -39,7 +39,7 @@ STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole nu
 TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
-LINES = tl.constexpr(20)  # whether the pixels of axis 2 lie innermost in memory and in boxes, behind channels
+LINES = tl.constexpr(20)  # of how many tensors pixels of axis 2 lie innermost, behind channels: 1 is y alone, 2 are both
 
 CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
 
@@ -221,7 +221,7 @@ def copy_boxes(
                 i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
                 row = (stage * WALK[UNITS] + u) * UNIT
                 of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
-                if WALK[LINES]:
+                if WALK[LINES] == 2:
                     tma.async_copy_global_to_shared(x, [i0, i1, x_image, c, i2], bar, of_x)
                 else:
                     tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
@@ -229,7 +229,7 @@ def copy_boxes(
                     i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
                     more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
                     of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                    if WALK[LINES]:
+                    if WALK[LINES] == 2:
                         tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, c, i2], bar, of_halo)
                     else:
                         tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
@@ -296,7 +296,7 @@ def products(
     for s in gl.static_range(COUNT):
         unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
         at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        if WALK[LINES]:
+        if WALK[LINES] == 2:
             x = at._reinterpret(x_blocks.dtype, [64, PIXELS], gl.NVMMASharedLayout(WALK[BOX + 3] * BITS // 8, BITS, 2))
         elif BLOCK == 64:
             x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))

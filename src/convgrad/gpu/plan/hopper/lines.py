@@ -1,8 +1,8 @@
 """The level of tensors with channels first: gathers and weight gradients that read pixels as they lie, without copies.
 
 Matrix units take numbers of 16 bits from shared memory by rows or by columns. So boxes may have their pixels innermost,
-if rows of the tensor begin at multiples of 16 bytes. Nothing is shifted in pointwise layers: their pixels are one long
-row, whatever their sizes.
+if rows of the tensor begin at multiples of 16 bytes, and so does what each tap reads: taps lie above each other. Most
+such layers are pointwise, whose pixels are one long row, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import replace
 from math import prod
 
 from ....dtypes import DTYPES
-from ....spec.problem import Ints, Problem, Role, settle
+from ....spec.problem import Problem, settle
 from ...target import Target
-from ..axes import strides, three
+from ..axes import three
 from ..records import Plan
 from . import gather, weights
 from .views import space
-from .weights import ALIGN, Side, View
+from .weights import View
 
+PIECE = 8  # pixels: lines begin at multiples of 16 bytes
 TOLD = "pixels lie innermost in boxes, as they do in memory"
 
 
@@ -27,6 +28,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     if DTYPES[p.dtype].size != 2:
         return "matrix units take 16 bits alone by columns"
     p = flat(p)
+    if any((k * p.dilation[-1] - p.pad[-1]) % PIECE for k in range(p.w[-1])):
+        return "the copy engine begins lines at multiples of 16 bytes, where taps do not"
     if p.wanted == "w":
         view = weights_view(p)
         found = view if isinstance(view, str) else weights.choose(p, [(view, ())], target)
@@ -67,33 +70,12 @@ def weights_view(p: Problem) -> View | str:
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
     if most >= 2**28:
         return "sizes go beyond 31 bits"
-    x, y = side_of(p, "x", p.cx), side_of(p, "y", p.cy)
+    x, y = weights.in_lines(p, "x", p.cx), weights.in_lines(p, "y", p.cy)
     if isinstance(x, str) or isinstance(y, str):
         return x if isinstance(x, str) else str(y)
     view = weights.look(p, x, y, 1)
     if isinstance(view, str):
         return view
-    if not in_lines(view):
+    if not view.taps.stride[2] == view.x.strides[2] == view.y.strides[2] == 1:
         return "it takes every pixel of a row"
-    return view._replace(lines=True)
-
-
-def in_lines(view: View) -> bool:
-    """Whether neighbours on the last axis are neighbours in memory, and are read beside each other."""
-    return view.taps.stride[2] == view.x.strides[2] == view.y.strides[2] == 1
-
-
-def side_of(p: Problem, role: Role, channels: int) -> Side | str:
-    """A tensor as the copy engine takes it, or why it does not."""
-    n, g, c, *of = strides(p, role)
-    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
-    if of[2] != 1 or (p.g > 1 and g != channels * c):
-        return f"pixels of {role} do not lie side by side"
-    channel = c if channels > 1 else g if p.g > 1 else max(n, 1)
-    steps: Ints = (*of[:2], n)
-    pairs = [*zip((*sizes[:2], p.n), steps, strict=True), (p.g * channels, channel)]
-    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
-        return f"steps of {role} are no multiples of {ALIGN} bytes"
-    most = max([step for size, step in pairs if size > 1], default=ALIGN)
-    made = tuple(step if size > 1 else most for size, step in pairs)
-    return Side(role, channels, sizes, (*made[:2], 1, made[2]), made[3])
+    return view._replace(lines="xy")

@@ -14,7 +14,7 @@ from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ....dtypes import DTYPES
-from ....spec.problem import Ints, Problem
+from ....spec.problem import Ints, Problem, Role
 from ...target import Target
 from ..axes import is_wide, strides, three
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
@@ -102,7 +102,7 @@ class View(NamedTuple):
     taps: Taps
     w: Result
     order: Ints = (0, 1, 2)  # of the problem's axes
-    lines: bool = False  # whether pixels of the last axis lie side by side, and channels apart
+    lines: str = ""  # of which tensors pixels of the last axis lie side by side, and channels apart: "y" or "xy"
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
@@ -264,7 +264,7 @@ class Cut:
         """What the kernel calls WALK."""
         view = self.view
         taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
-        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip), int(self.view.lines))
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip), len(self.view.lines))
 
 
 def _width(channels: int, blocks: int, item: int) -> int:
@@ -347,6 +347,7 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
         return "sizes go beyond 31 bits"
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
+    lines = ""
     before: list[Laying] = []
     for role, channels in (("x", p.cx), ("y", p.cy)):
         side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
@@ -354,6 +355,8 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
             before.append(_lay(p, role, side._replace(channels=p.g * channels), (1, 1, 1), parts))
         sides[role] = side
     x, y = sides["x"], sides["y"]
+    if isinstance(y, str) and parts == 1 and not isinstance(found_y := in_lines(p, "y", p.cy), str):
+        y, lines = found_y, "y"
     if isinstance(y, str):
         return y
     found: list[tuple[View, tuple[Laying, ...]]] = []
@@ -366,7 +369,25 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
     in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
     if not isinstance(in_tf32, str):
         found.append((in_tf32, ()))
+    if lines:
+        found = [(view._replace(lines=lines), laid) for view, laid in found if view.y.strides[2] == 1]
     return found or str(direct)
+
+
+def in_lines(p: Problem, role: Role, channels: int) -> Side | str:
+    """A tensor of 16 bits whose pixels lie side by side, as the copy engine takes it, or why it does not."""
+    n, g, c, *of = strides(p, role)
+    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
+    if of[2] != 1 or (p.g > 1 and g != channels * c):
+        return f"pixels of {role} do not lie side by side"
+    channel = c if channels > 1 else g if p.g > 1 else max(n, 1)
+    pairs = [*zip((*sizes[:2], p.n), (*of[:2], n), strict=True), (p.g * channels, channel)]
+    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
+        return f"steps of {role} are no multiples of {ALIGN} bytes"
+    # A stride that no element uses still has to be one that the copy engine takes.
+    most = max([step for size, step in pairs if size > 1], default=ALIGN)
+    made = tuple(step if size > 1 else most for size, step in pairs)
+    return Side(role, channels, sizes, (*made[:2], 1, made[2]), made[3])
 
 
 def _in_tf32(p: Problem) -> View | str:
@@ -628,7 +649,7 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
             if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
                 continue
             if view.lines and box[3] < LINE:
-                continue
+                continue  # a line fills 32 bytes of shared memory at least
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
             if view.pairs > 1 and view.images // view.pairs % box[2]:
@@ -664,7 +685,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16) if item == 2 else (32,):
-        if item == 2 and block < 64 and (x_width > block or view.lines):
+        if item == 2 and block < 64 and (x_width > block or "x" in view.lines):
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
@@ -732,13 +753,12 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     x_swizzle = min(128, cut.block * item)
-    if view.lines:
-        y_shape, y_block, x_shape, x_block, halo_block = (
-            (*values[:3], values[4], values[3]) for values in (y_shape, y_block, x_shape, x_block, halo_block)
-        )
-        y_strides, x_strides = ((*side.strides[:2], side.strides[3], side.channel, 1) for side in (view.y, view.x))
-        steps = (*steps[:3], 1, 1) if steps else ()
-        y_swizzle = x_swizzle = min(128, cut.box[3] * item)
+    if "y" in view.lines:
+        y_shape, y_block = _turned(y_shape), _turned(y_block)
+        y_strides, y_swizzle = (*y_strides[:3], view.y.channel, 1), cut.box[3] * item
+    if "x" in view.lines:
+        x_shape, x_block, halo_block = _turned(x_shape), _turned(x_block), _turned(halo_block)
+        x_strides, x_swizzle = (*x_strides[:3], view.x.channel, 1), cut.box[3] * item
     descriptors = (
         Descriptor(view.y.tensor, kind, y_shape, y_strides, y_block, y_swizzle),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
@@ -760,6 +780,11 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     )
     tensors = ((PARTS, "f32"),)
     return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
+
+
+def _turned(values: Ints) -> Ints:
+    """Of a box or a tensor, what the copy engine is told where pixels lie innermost: they come after channels."""
+    return (*values[:3], values[4], values[3])
 
 
 def _list(cut: Cut) -> Values:
