@@ -155,9 +155,7 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     for h in range(n.HALO // n.HALO_BOX):
                         i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
                         at_x = (i[0], i[1], x_image, i[2], c)
-                        rows.append(
-                            copy(seen(of_halo, x), arranged(at_x) if x_lines else at_x, of_halo.block, steps)
-                        )
+                        rows.append(copy(seen(of_halo, x), arranged(at_x) if x_lines else at_x, of_halo.block, steps))
                     rows = [arranged_box(row) for row in rows] if x_lines else rows
                     units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
                 for s in range(every):

@@ -53,7 +53,8 @@ def test_every_program_that_begins_early_waits(wanted):
         assert ("griddepcontrol.wait" in ptx) >= launch.early
         if launch.kernel == "relay":
             body = ptx[ptx.index("griddepcontrol.launch_dependents") :]
-            wait, reads, writes = (re.search(word, body) for word in ("griddepcontrol.wait", r"ld\.global", r"st\.glob"))
+            words = ("griddepcontrol.wait", r"ld\.global", r"st\.global")
+            wait, reads, writes = (re.search(word, body) for word in words)
             at = None if wait is None else wait.start()
             order = launch.constant("ORDER")
             assert (at is None) == (order == "first")

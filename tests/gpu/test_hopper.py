@@ -268,10 +268,7 @@ def definition(problem, given):
 
 def few(problem, precision, count, in_lines):
     """The plan of a problem, and some others, none of them large."""
-    if in_lines:
-        problem = lines.flat(problem)
-    else:
-        problem = fold.folded(problem) or problem
+    problem = lines.flat(problem) if in_lines else fold.folded(problem) or problem
     space = views.space(problem, in_lines)
     operands = gather.operands_of(problem, precision)
     found = [

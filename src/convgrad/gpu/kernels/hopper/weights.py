@@ -39,7 +39,7 @@ STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole nu
 TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
-LINES = tl.constexpr(20)  # of how many tensors pixels of axis 2 lie innermost, behind channels: 1 is y alone, 2 are both
+LINES = tl.constexpr(20)  # 1 if pixels of axis 2 lie innermost in y, behind channels; 2 if they do in x as well
 
 CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
 
@@ -497,7 +497,12 @@ def weights_boxes(
     fence_async_shared()
     # The programs that add slots may take the place of those that are done; what these read, others may write now.
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
     )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
     channels = (x_group, y_group, real_images)

@@ -12,8 +12,19 @@ from ..axes import LAST, factors, strides, three
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
-from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, seen_in_lines
-from .tensors import views_of
+from .tensors import (
+    PARTS,
+    WEIGHTS,
+    Seen,
+    Weights,
+    input_parts,
+    natural,
+    packed,
+    rows_more,
+    seen,
+    seen_in_lines,
+    views_of,
+)
 from .views import Space, arranged_strides
 from .ways import Way, meeting
 

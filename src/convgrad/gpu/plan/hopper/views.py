@@ -53,14 +53,18 @@ def space(p: Problem, lines: bool = False) -> Space:
     axes = three(p)
     given, made = (axes.x, axes.y) if p.wanted == "y" else (axes.y, axes.x)
     single = [at for at in range(3) if axes.stride[at] == 1]
-    rows = max(range(2 if lines else 3), key=lambda at: (at in single and axes.w[at] > 1, axes.w[at], made[at], at == 1))
+    axes_of_rows = range(2 if lines else 3)
+    rows = max(axes_of_rows, key=lambda at: (at in single and axes.w[at] > 1, axes.w[at], made[at], at == 1))
     planes, pixels = sorted((at for at in range(3) if at != rows), key=lambda at: (lines or made[at] > 1, at))
     order = (planes, rows, pixels)
 
     def arranged(of: Ints) -> Ints:
         return tuple(of[at] for at in order)
 
-    return Space(order, *map(arranged, (given, made, axes.w, axes.stride, axes.dilation, axes.pad)), lines)
+    given, made, kernel, stride, dilation, pad = map(
+        arranged, (given, made, axes.w, axes.stride, axes.dilation, axes.pad)
+    )
+    return Space(order, given, made, kernel, stride, dilation, pad, lines)
 
 
 def arranged_strides(p: Problem, role: Role, order: Ints) -> Ints:
