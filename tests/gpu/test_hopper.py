@@ -38,11 +38,12 @@ LAYERS = {
 STORES = {
     "copy": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "turned": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 y@nxc",
+    "lines": "x bf16 n64 g1 cx128 cy128 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 y@nxc",
     "rows": "x bf16 n16 g1 cx3 cy96 x32x32 w4x4 y8x8 s4x4 d1x1 p0x0 x@nxc y@nxc",
     "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
 }
 """A problem for each way to store results, and what machine code shows of it."""
-STORED = {"copy": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
+STORED = {"copy": r"UTMASTG", "lines": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
 
 
 def planned(name, wanted="x", dtype="bf16", precision="default"):
@@ -234,6 +235,7 @@ SUMS = {
     "3d": "bf16 n1 g1 cx16 cy16 x3x4x5 w2x3x2 y4x4x4 s1x1x1 d1x1x1 p1x1x0 x@nxc y@nxc",
     "padding beyond the kernel": "bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 x@nxc y@nxc",
     "channels first": "f32 n2 g1 cx5 cy7 x6x5 w3x3 y3x3 s2x2 d1x1 p1x1 accumulate",
+    "results in lines": "bf16 n2 g1 cx16 cy16 x5x24 w3x3 y5x24 s1x1 d1x1 p1x1 {}@nxc bias",
     "f32": "f32 n2 g3 cx5 cy6 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
 }
 
@@ -289,7 +291,8 @@ ALL_SUMS = [(name, wanted) for name in SUMS for wanted in "xy" if (name, wanted)
 @pytest.mark.parametrize(("name", "wanted"), slow_but([*QUICK_SUMS, *ALL_LINES[::3]], [*ALL_SUMS, *ALL_LINES]))
 def test_boxes_and_taps_make_the_sums(name, wanted):
     """What launches say is what the definition says, by NumPy, which follows them."""
-    problem = Problem.parse(f"{wanted} {(SUMS | LINES)[name].format(wanted)}")
+    given = "y" if wanted == "x" else "x"
+    problem = Problem.parse(f"{wanted} {(SUMS | LINES)[name].format(wanted if name in LINES else given)}")
     rng = np.random.default_rng(0)
     most = 2 if problem.dtype != "f32" else 60000
     memory = {}

@@ -51,7 +51,8 @@ def plan_as_it_is(p: Problem, target: Target, precision: str, s: Space) -> Plan 
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
-    if stored(p, s, best.way, best.shape.columns) == "plain" and scatters(p, s, best.way):
+    store = stored(p, s, best.way, best.shape.columns, best.box.has_lines)
+    if store == "plain" and scatters(p, s, best.way):
         return "results would be written one by one"
     if operands.parts > 1:
         plain = choose.plan(p, target, precision)
@@ -99,12 +100,13 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     item = way.operands.item
     for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
-        store = stored(p, s, way, shape.columns)
-        label = "scattered" if store == "plain" and scatters(p, s, way) else store
-        room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
+        stores = {lines: stored(p, s, way, shape.columns, lines) for lines in (False, True)}
         for box in boxes(shape, way.steps, p.n, way.rows):
             if s.lines and not box.has_lines:
                 continue
+            store = stores[box.has_lines]
+            label = "scattered" if store == "plain" and scatters(p, s, way) else store
+            room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),

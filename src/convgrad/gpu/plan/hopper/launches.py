@@ -60,7 +60,7 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
     if way.operands.parts > 1:
         launches = (split_launch(p, s), *launches)
         areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
-    store = stored(p, s, way, shape.columns)
+    store = stored(p, s, way, shape.columns, box.has_lines)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
         f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
@@ -90,8 +90,11 @@ def result_strides(p: Problem, s: Space) -> Ints:
     return (*of[:2], of[1], *of[3:]) if p.g > 1 and channels(p)[1] == 1 else of
 
 
-def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
-    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
+def stored(p: Problem, s: Space, way: Way, columns: int, lines: bool) -> str:
+    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them.
+
+    `lines` says whether pixels of a box fill lines, which the copy engine may store as well.
+    """
     if DTYPES[p.out_dtype].size != 2 or p.accumulate:
         return "plain"
     # Copies write whole tiles of what lies side by side.
@@ -101,7 +104,7 @@ def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
     whole = len(way.views) == way.loops and not way.inner
-    if dense and s.lines and whole and isinstance(result_in_lines(p, s), Seen):
+    if dense and lines and whole and isinstance(result_in_lines(p, s), Seen):
         return "lines"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
     of = result_strides(p, s)
