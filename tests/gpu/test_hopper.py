@@ -43,7 +43,13 @@ STORES = {
     "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
 }
 """A problem for each way to store results, and what machine code shows of it."""
-STORED = {"copy": r"UTMASTG", "lines": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
+STORED = {
+    "copy": r"UTMASTG",
+    "lines": r"UTMASTG",
+    "turned": r"STG\.E\.64",
+    "rows": r"STG\.E\.(64|128)",
+    "plain": r"STG\.E ",
+}
 
 
 def planned(name, wanted="x", dtype="bf16", precision="default"):

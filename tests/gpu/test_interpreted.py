@@ -132,6 +132,7 @@ COPIES = [
     ),
 ]
 QUICK_COPIES = [
+    ("pointwise, strided", "x", "bf16", ""),
     ("plain", "x", "bf16", "bias accumulate"),
     ("grouped", "w", "bf16", ""),
     ("strides of nobody", "y", "bf16", "bias@3"),

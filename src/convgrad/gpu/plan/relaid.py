@@ -53,6 +53,21 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     return best
 
 
+def thinned(p: Problem) -> Problem:
+    """A pointwise problem by the pixels of x that it meets, as if there were no others; itself, if it meets all."""
+    sizes = zip(p.x, p.y, p.stride, strict=True)
+    if max(p.w) > 1 or any(p.pad) or max(p.stride) == 1 or any(-(-x // step) != y for x, y, step in sizes):
+        return p
+    of = tuple(stride * step for stride, step in zip(p.x_strides[3:], p.stride, strict=True))
+    thin = replace(p, x=p.y, stride=(1,) * p.rank)
+    return replace(thin, x_strides=settle(thin.shape("x"), (*p.x_strides[:3], *of)))
+
+
+def read(p: Problem) -> Problem:
+    """The problem by the pixels of x that it reads."""
+    return p if p.wanted == "x" else thinned(p)
+
+
 class Way(NamedTuple):
     """A problem between copies."""
 
@@ -70,6 +85,7 @@ def ways(p: Problem) -> list[Way]:
     """
     phases = p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
     apart = p.rank == 1 or phases
+    p = read(p)
     tried = [_way(p, padded, ends) for padded in (False, True) for ends in ((True,) if apart else (True, False))]
     if p.wanted == "w" and DTYPES[p.dtype].size == 2 and p.y_strides[-1] == 1:
         # Taps are shifts of x alone: matrix units may read pixels of y as they lie.
@@ -98,6 +114,8 @@ def _way(p: Problem, padded: bool, ends: bool, kept: tuple[Role, ...] = ()) -> W
     if accumulates or biased:
         # What a result held before, and its bias, are added to sums that were not rounded.
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
+    if "x" in wanted and "x" in moved and not accumulates and p.bias_stride is None:
+        inner = thinned(inner)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
     return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, bool(kept))
@@ -127,6 +145,7 @@ def _sums(p: Problem) -> str:
 
 def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     """The plan of the inner problem, with copies before and after it."""
+    p = read(p)
     inner = registry.make_plan(way.inner, target, precision)
     if isinstance(inner, str):
         return None
@@ -142,6 +161,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     areas = tuple((names[role], size) for role, size in way.bytes.items())
     told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
+    told += ", but for pixels that no window meets" if way.inner.stride != p.stride else ""
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
     within = inner.within or inner.level
     notes = (f"{told}; the sums by the level {within}", *inner.notes)
@@ -156,9 +176,12 @@ def _copy(given: Problem, made: Problem, role: Role, names: tuple[str, str]) -> 
         for name, p in zip(names, (given, made), strict=True)
     )
     ends = role == made.wanted
+    # Of a pointwise layer that meets some pixels, the others are zeros.
+    thin = ends and given.x != made.x
+    steps = three(made).stride if thin else (1, 1, 1)
     biased = ends and made.bias_stride is not None and given.bias_stride is None
     bias = (made.bias_stride or 0, made.dtype) if biased else None
-    return copy(first, second, bias, ends and made.accumulate and not given.accumulate)
+    return copy(first, second, bias, ends and made.accumulate and not given.accumulate, steps)
 
 
 def _shape(p: Problem, role: Role) -> Ints:
