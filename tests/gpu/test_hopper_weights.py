@@ -90,7 +90,7 @@ def plans(p: Problem, count: int, precision: str = "bf16x6") -> list:
 LINES = {
     "lines": "w bf16 n2 g1 cx72 cy40 x6x16 w3x1 y6x16 s1x1 d1x1 p1x0",
     "pointwise lines": "w f16 n3 g1 cx64 cy136 x6x12 w1x1 y6x12 s1x1 d1x1 p0x0 w@xio",
-    "lines of every second row": "w bf16 n1 g1 cx24 cy16 x11x24 w3x3 y6x24 s2x1 d1x8 p1x8",
+    "lines of every second row": "w bf16 n1 g1 cx24 cy16 x11x24 w3x1 y6x24 s2x1 d1x1 p1x0",
     "lines of groups": "w bf16 n2 g2 cx40 cy24 x4x24 w2x1 y5x24 s1x1 d1x1 p1x0",
     "lines in 3D": "w bf16 n2 g1 cx24 cy16 x3x4x8 w2x3x1 y4x4x8 s1x1x1 d1x1x1 p1x1x0 out:f32",
 }
@@ -156,6 +156,18 @@ def test_layers_get_the_forms_that_are_made_for_them():
     assert (grouped.x_group, grouped.blocks, grouped.COLUMNS) == (64, 1, 64)
 
 
+def test_lines_begin_at_multiples_of_16_bytes():
+    """The copy engine faults where they do not."""
+    padded = "w bf16 n64 g1 cx64 cy64 x8x16 w3x3 y8x16 s1x1 d1x1 p2x4 x@nxc"
+    for line in (padded, *(line for name, line in PROBLEMS.items() if "in lines" in name)):
+        p = Problem.parse(line)
+        for seen, _ in hopper.views(p, "default"):
+            assert seen.lines == "y"
+            for cut in hopper.cuts(seen, 2, SMALL):
+                assert not cut.skip, "what is left out may be anything but a multiple"
+                assert cut.box[3] % 16 == 0
+
+
 def test_a_list_is_cut_evenly():
     for name in PROBLEMS:
         p = Problem.parse(PROBLEMS[name])
@@ -192,3 +204,18 @@ def test_explain_tells_what_runs(monkeypatch):
     assert "gpu, Triton kernel weights_boxes: matrix products over boxes of pixels by warps with roles" in text
     assert "products of f32 as 6 products of parts in bf16" in text
     assert "cut evenly into" in text
+
+
+def test_programs_have_whole_shares_of_tiles():
+    """Where few multiprocessors are idle then, every run is of one tile: programs of all tiles read the same pixels."""
+    problem = Problem.parse(f"w bf16 n32 g1 cx80 cy512 x3000 w3 y3000 s1 d1 p1 {NXC}")
+    found = set()
+    for seen, _ in hopper.views(problem, "default"):
+        for cut in hopper.cuts(seen, 2, TARGET):
+            programs = hopper.programs_of(cut, TARGET)
+            assert programs == 132 or (programs % cut.tiles == 0 and programs >= 128)
+            assert (programs % cut.tiles == 0) >= (cut.tiles in (8, 12) and not cut.skip)
+            plan = hopper.settle(problem, TARGET, cut, (), 1e-6) if programs not in found else None
+            assert plan is None or dict(plan.launches[-1].values)["runs"] == plan.launches[0].programs == programs
+            found.add(programs)
+    assert 128 in found

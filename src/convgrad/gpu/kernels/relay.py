@@ -30,7 +30,6 @@ def relay(
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
-    STEPS: tl.constexpr,  # from one pixel of the given tensor to the next, in the result: between them are zeros
     ORDER: tl.constexpr,  # among the launches of a plan that begin early: see plan/chains.py
 ):
     """A tile: some channels of some pixels of an image. Loads and stores each go along their own neighbours."""
@@ -56,18 +55,11 @@ def relay(
         at_out = p * stride(out_strides, 5, OUT_UNIT)
     else:
         _, p0, p1, p2 = unfold(p, sizes, size_factors, WIDE)
+        at_given = p0 * given_strides[3] + p1 * given_strides[4] + p2 * given_strides[5]
         at_out = p0 * out_strides[3] + p1 * out_strides[4] + p2 * out_strides[5]
-        q0 = p0 // STEPS[0]
-        q1 = p1 // STEPS[1]
-        q2 = p2 // STEPS[2]
-        at_given = q0 * given_strides[3] + q1 * given_strides[4] + q2 * given_strides[5]
-        meets = (p0 == q0 * STEPS[0]) & (p1 == q1 * STEPS[1]) & (p2 == q2 * STEPS[2])
     read = given + from_given + (c * stride(given_strides, 2, GIVEN_UNIT))[:, None] + at_given[None, :]
     held = (c < given_channels) & (g < given_groups)
-    has_given = held[:, None] & there
-    if STEPS[0] * STEPS[1] * STEPS[2] > 1:
-        has_given = has_given & meets[None, :]
-    values = tl.load(read, mask=has_given, other=0.0)
+    values = tl.load(read, mask=held[:, None] & there, other=0.0)
     to = out + to_out + (c * stride(out_strides, 2, OUT_UNIT))[:, None] + at_out[None, :]
     has = (c < made)[:, None] & there
     if BIAS or ACCUMULATE:

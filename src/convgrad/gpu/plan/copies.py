@@ -28,20 +28,12 @@ class View(NamedTuple):
         return sum(abs(stride) * size for stride, size in zip(self.strides, self.shape, strict=True))
 
 
-def copy(
-    given: View,
-    made: View,
-    bias: tuple[int, str] | None = None,
-    accumulates: bool = False,
-    steps: Ints = (1, 1, 1),
-) -> Launch:
+def copy(given: View, made: View, bias: tuple[int, str] | None = None, accumulates: bool = False) -> Launch:
     """A copy to a tensor that has the same sizes, but for groups and channels: what it has more of, is zeros.
 
-    `bias` is the stride of one that is added, and its element type. With `steps`, pixels of the given tensor are so far
-    apart in the result, and zeros between them.
+    `bias` is the stride of one that is added, and its element type.
     """
-    apart = max(steps) > 1
-    given, made = (given, made) if apart else merged(given, made)
+    given, made = merged(given, made)
     channels, space = made.shape[2], made.shape[3:]
     tile = min(64, 1 << (channels - 1).bit_length())
     pixels = min(ELEMENTS // tile, max(16, 1 << (prod(space) - 1).bit_length()))
@@ -59,14 +51,13 @@ def copy(
     constants = (
         ("GIVEN_UNIT", unit(given.strides)),
         ("OUT_UNIT", unit(made.strides)),
-        ("MERGED", space[:2] == (1, 1) and not apart),
+        ("MERGED", space[:2] == (1, 1)),
         ("CHANNELS", tile),
         ("PIXELS", pixels),
         ("DOUBLE", "f64" in (given.dtype, made.dtype)),
         ("WIDE", max(given.reach, made.reach) >= WIDE),
         ("BIAS", bias is not None),
         ("ACCUMULATE", accumulates),
-        ("STEPS", steps),
         ("ORDER", "alone"),
     )
     out = (made.name, made.dtype)

@@ -114,8 +114,6 @@ def _way(p: Problem, padded: bool, ends: bool, kept: tuple[Role, ...] = ()) -> W
     if accumulates or biased:
         # What a result held before, and its bias, are added to sums that were not rounded.
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
-    if "x" in wanted and "x" in moved and not accumulates and p.bias_stride is None:
-        inner = thinned(inner)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
     return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, bool(kept))
@@ -176,12 +174,9 @@ def _copy(given: Problem, made: Problem, role: Role, names: tuple[str, str]) -> 
         for name, p in zip(names, (given, made), strict=True)
     )
     ends = role == made.wanted
-    # Of a pointwise layer that meets some pixels, the others are zeros.
-    thin = ends and given.x != made.x
-    steps = three(made).stride if thin else (1, 1, 1)
     biased = ends and made.bias_stride is not None and given.bias_stride is None
     bias = (made.bias_stride or 0, made.dtype) if biased else None
-    return copy(first, second, bias, ends and made.accumulate and not given.accumulate, steps)
+    return copy(first, second, bias, ends and made.accumulate and not given.accumulate)
 
 
 def _shape(p: Problem, role: Role) -> Ints:

@@ -1,8 +1,8 @@
 """The level of tensors with channels first: gathers and weight gradients that read pixels as they lie, without copies.
 
 Matrix units take numbers of 16 bits from shared memory by rows or by columns. So boxes may have their pixels innermost,
-if rows of the tensor begin at multiples of 16 bytes, and so does what each tap reads: taps lie above each other. Most
-such layers are pointwise, whose pixels are one long row, whatever their sizes.
+if rows of the tensor begin at multiples of 16 bytes, and taps lie above each other. Most such layers are pointwise,
+whose pixels are one long row, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from . import gather, weights
 from .views import space
 from .weights import View
 
-PIECE = 8  # pixels: lines begin at multiples of 16 bytes
 TOLD = "pixels lie innermost in boxes, as they do in memory"
 
 
@@ -28,7 +27,7 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     if DTYPES[p.dtype].size != 2:
         return "matrix units take 16 bits alone by columns"
     p = flat(p)
-    if any((k * p.dilation[-1] - p.pad[-1]) % PIECE for k in range(p.w[-1])):
+    if p.w[-1] > 1 or p.pad[-1]:
         return "the copy engine begins lines at multiples of 16 bytes, where taps do not"
     if p.wanted == "w":
         view = weights_view(p)

@@ -18,7 +18,6 @@ from ....spec.problem import Ints, Problem, Role
 from ...target import Target
 from ..axes import is_wide, strides, three
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
-from .cost import NARROW
 
 _PARTS = {1: 1, 3: 2, 6: 3}
 
@@ -37,6 +36,8 @@ BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
+PIECE = 2.8  # cycles of a piece of a box, however few bytes it has
+MOST_LOSS = 0.035  # of all programs, that may have nothing to do so that no tile ends within a run
 STAGE = 24  # cycles of a stage besides
 PROGRAM = 4e-6  # seconds before the first products
 STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
@@ -168,6 +169,15 @@ class Cut:
     def copied(self) -> int:
         """Bytes that are copied for it."""
         return self.stage - (self.room - self.rows) * self.block * self.units * self.item
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of shared memory's rows, of 128 bytes at most, that are copied for a stage."""
+        y = self.columns * self.split * self.pixels // min(self.box[3], 64)
+        if not self.view.lines:
+            y = self.pixels * ceil(self.columns * self.split / 64)
+        x = self.block * self.pixels // min(self.box[3], 64) if "x" in self.view.lines else self.rows
+        return y + x * self.units
 
     @property
     def registers(self) -> int:
@@ -308,7 +318,7 @@ def choose(p: Problem, found: list[tuple[View, tuple[Laying, ...]]], target: Tar
 
 def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
-    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    programs = programs_of(cut, target)
     if cut.item == 4:
         before = (_lay_boxes(p, cut),)
     launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
@@ -328,6 +338,18 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
     precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
     return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
+
+
+def is_plain(cut: Cut) -> bool:
+    """Whether tiles of 16-bit numbers are equally long, and read the same tensors."""
+    return cut.item == 2 and cut.view.pairs == 1 and not cut.skip and cut.view.groups == 1
+
+
+def programs_of(cut: Cut, target: Target) -> int:
+    """Into how many runs the list is cut: one for each multiprocessor, or a few less, so that each is of one tile."""
+    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    even = programs // cut.tiles * cut.tiles
+    return even if is_plain(cut) and even >= (1 - MOST_LOSS) * programs else programs
 
 
 def slots(cut: Cut, programs: int) -> int:
@@ -600,7 +622,10 @@ def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and (item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                # Boxes of what is left may begin anywhere, but lines at multiples of 16 bytes alone.
+                if skip and (
+                    view.lines or item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)
+                ):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
@@ -658,7 +683,6 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
                 continue
             covered = prod(ceil(size / side) * side for size, side in zip(sizes, box, strict=True))
             halo = 1 + 0.25 * (taps - 1) * shift / box[0]
-            halo *= NARROW.get(box[3], 1.0) if view.lines else 1.0
             # Of boxes alike, the one whose pixels lie closest together.
             found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
@@ -710,7 +734,7 @@ def _stages(cut: Cut, target: Target) -> int:
 def seconds(p: Problem, cut: Cut, target: Target) -> float:
     """The time that a cut is expected to take; 0 if it cannot be taken."""
     total = cut.whole * cut.group_blocks
-    programs = min(target.multiprocessors, total)
+    programs = programs_of(cut, target)
     room = slots(cut, programs) * _slot_bytes(cut)
     if total >= 2**31 or room > MOST_WORKSPACE:
         return 0.0
@@ -722,16 +746,22 @@ def seconds(p: Problem, cut: Cut, target: Target) -> float:
         one = 2 * (16 + cut.columns / 2) * 1.15
     many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
     compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
-    copies *= NARROW.get(cut.box[3], 1.0) if cut.view.lines else 1.0
+    if cut.view.lines:
+        copies = max(copies, cut.pieces * PIECE)
     stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
     stage *= 1.06 if cut.view.pairs == 6 else 1.0
     few = _stages(cut, target)
     stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
     each = ceil(total / programs)
-    met = min(each, 1 + cut.tiles / programs)
+    even = is_plain(cut) and programs % cut.tiles == 0
+    met = 1 if even else min(each, 1 + cut.tiles / programs)
     found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
     found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
     found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
+    if is_plain(cut) and not even:
+        # Programs of several tiles do not read the same pixels at the same time: these come from memory again.
+        memory = p.bytes / (target.bandwidth * 1e9)
+        found += memory * min(1.0, 2 * memory / found)
     moved = 2 * (programs * met) * _slot_bytes(cut)
     return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
 
