@@ -121,6 +121,8 @@ def test_what_is_left_to_others():
     assert "taps of 9 channels of x are laid side by side" in " ".join(hopper.plan(dense, TARGET, "tf32").why)
     groups = Problem.parse(PROBLEMS["grouped in f32"])
     assert hopper.plan(groups, TARGET, "tf32").precision == "bf16x3", "5 channels are no multiple of 16 bytes"
+    apart = replace(dense, cx=32, cy=32, x_strides=(1344, 0, 42, 7, 1), y_strides=(1344, 0, 42, 7, 1))
+    assert "with copies, products are quicker" in hopper.plan(apart, TARGET, "tf32")
     wider = replace(dense, cx=16, x_strides=(672, 16, 1, 112, 16))
     assert hopper.plan(wider, TARGET, "tf32").precision == "tf32"
 

@@ -25,6 +25,7 @@ LAID = {"x": "x, laid anew", "y": "y, laid anew"}
 """The names of the areas for x and y in parts, or with taps as channels."""
 
 MOST_FOLDED = 1024  # such channels
+FEW = 32  # channels of x, below which its taps may be channels
 PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 """Into how many parts in bf16 a number of f32 is cut, and how many pairs of them count."""
 
@@ -287,6 +288,8 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         return "it takes f32, bf16 and f16"
     if p.bias_stride is not None:
         return "it adds no bias"
+    if precision == "tf32" and p.dtype == "f32" and p.cx >= FEW and _lies_apart(p):
+        return "channels do not lie side by side: with copies, products are quicker than those of parts"
     if not p.flops:
         return "there is no product"
     found = views(p, precision)
@@ -382,7 +385,12 @@ def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] |
 
 def _has_few(p: Problem) -> bool:
     """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
-    return p.g == 1 and (p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+    return p.g == 1 and (p.cx < FEW or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+
+
+def _lies_apart(p: Problem) -> bool:
+    """Whether channels of x or y do not lie side by side."""
+    return any(p.strides(role)[2] != 1 for role, channels in (("x", p.cx), ("y", p.cy)) if channels > 1)
 
 
 def _in_tf32(p: Problem) -> list[tuple[View, tuple[Laying, ...]]]:
