@@ -12,11 +12,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP = 0, 3, 6, 9, 12, 16, 17, 18, 19
+KERNEL, STRIDE, DILATION, PAD, BOX, STEP, TAPS, UNITS, SKIP, LINES = 0, 3, 6, 9, 12, 16, 17, 18, 19, 20
 
 
-PAIRS = ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
-"""The parts of x and y that are multiplied."""
+PAIRS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0)), 3: ((0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0))}
+"""The parts of x and y that are multiplied, by how many there are."""
 
 
 class Numbers(dict):
@@ -106,6 +106,15 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
     align = 4 if n.TF32 else 8
     many = -(-n.units // walk[UNITS])
     tiles = n.total // n.whole * many * n.columns
+
+    def arranged(at: Any) -> Any:
+        return (*at[:3], at[4], at[3])
+
+    def arranged_box(box: np.ndarray) -> np.ndarray:
+        return box.swapaxes(3, 4)
+
+    x_lines, y_lines = walk[LINES] == 2, walk[LINES] > 0
+
     slots = np.full((launch.programs + tiles, every, 64, n.COLUMNS * n.SPLIT), np.nan)
     for program in range(launch.programs):
         at, end = program * n.total // launch.programs, (program + 1) * n.total // launch.programs
@@ -124,30 +133,35 @@ def weights_boxes(launch: Any, memory: dict[str, np.ndarray]) -> np.ndarray:
                     b + q * s
                     for b, q, s in zip(begins, (q0, q1, q2), (*walk[BOX : BOX + 2], walk[BOX + 3]), strict=True)
                 ]
-                pair, image = divmod(image * walk[BOX + 2], n.real_images)
-                x_image, y_image = (image + part_ * n.real_images for part_ in PAIRS[pair])
-                halves = []
-                for h in range(n.SPLIT):
-                    c = y_channel + h * n.COLUMNS
-                    at_y = (number, c, 0) if n.TF32 else (o[0], o[1], y_image, o[2], c)
-                    half = copy(seen(of_y, y), at_y, of_y.block, (1,) * len(at_y))
-                    halves.append(half[0].T if n.TF32 else half.reshape(pixels, n.COLUMNS))
-                y_block = np.concatenate(halves, 1)
-                units = []
-                for u in range(walk[UNITS]):
-                    block, *taps = taps_of(part * walk[UNITS] + u, n)
-                    i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
-                    c = x_channel + block * n.BLOCK
-                    steps = of_x.steps or (1,) * 5
-                    rows = [copy(seen(of_x, x), (i[0], i[1], x_image, i[2], c), of_x.block, steps)]
-                    for h in range(n.HALO // n.HALO_BOX):
-                        i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
-                        rows.append(copy(seen(of_halo, x), (i[0], i[1], x_image, i[2], c), of_halo.block, steps))
-                    units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
-                for s in range(every):
-                    place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side
-                    left = np.concatenate([units[place + b][row : row + pixels] for b in range(beside)], 1)
-                    sums[s] += left.T @ y_block
+                image *= walk[BOX + 2]
+                for x_part, y_part in PAIRS[n.PARTS]:
+                    x_image, y_image = image + x_part * n.images, image + y_part * n.images
+                    halves = []
+                    for h in range(n.SPLIT):
+                        c = y_channel + h * n.COLUMNS
+                        at_y = (o[0], o[1], y_image, o[2], c)
+                        half = copy(seen(of_y, y), arranged(at_y) if y_lines else at_y, of_y.block, (1,) * 5)
+                        halves.append((arranged_box(half) if y_lines else half).reshape(pixels, n.COLUMNS))
+                    y_block = np.concatenate(halves, 1)
+                    units = []
+                    for u in range(walk[UNITS]):
+                        block, *taps = taps_of(part * walk[UNITS] + u, n)
+                        i = [o[a] * walk[STRIDE + a] + taps[a] * walk[DILATION + a] - walk[PAD + a] for a in range(3)]
+                        c = x_channel + block * n.BLOCK
+                        steps = of_x.steps or (1,) * 5
+                        at_x = (i[0], i[1], x_image, i[2], c)
+                        rows = [copy(seen(of_x, x), arranged(at_x) if x_lines else at_x, of_x.block, steps)]
+                        for h in range(n.HALO // n.HALO_BOX):
+                            i[0] += (walk[BOX] if h == 0 else n.HALO_BOX) * walk[STRIDE]
+                            at_x = (i[0], i[1], x_image, i[2], c)
+                            at_x = arranged(at_x) if x_lines else at_x
+                            rows.append(copy(seen(of_halo, x), at_x, of_halo.block, steps))
+                        rows = [arranged_box(row) for row in rows] if x_lines else rows
+                        units.append(np.concatenate([row.reshape(-1, n.BLOCK) for row in rows]))
+                    for s in range(every):
+                        place, row = s // walk[TAPS] * beside, s % walk[TAPS] * shift * side
+                        left = np.concatenate([units[place + b][row : row + pixels] for b in range(beside)], 1)
+                        sums[s] += left.T @ y_block
             slots[program + (group * many + part) * n.columns + column] = sums
     return slots
 
@@ -197,30 +211,30 @@ def finish_weights(launch: Any, slots: np.ndarray, out: np.ndarray) -> None:
                 out[places] = found[which, row][real] + (out[places] if n.ACCUMULATE else 0)
 
 
-def lay_boxes(launch: Any, y: np.ndarray) -> np.ndarray:
-    """y in the order of boxes, in flat memory; it is taken for rounded."""
-    n = numbers(launch)
-    boxes_ = prod(n.counts) * -(-n.images // n.BOX_SIZES[2])
-    assert launch.programs * n.CHANNELS >= boxes_ * n.channels
-    out = np.zeros((boxes_, n.channels, *n.BOX_SIZES))
-    for box in range(boxes_):
-        p, q2 = divmod(box, n.counts[2])
-        p, q1 = divmod(p, n.counts[1])
-        image, q0 = divmod(p, n.counts[0])
-        for place in np.ndindex(*n.BOX_SIZES):
-            at = [q * size + i for q, size, i in zip((q0, q1, image, q2), n.BOX_SIZES, place, strict=True)]
-            if at[2] < n.images and all(at[a] < size for a, size in zip((0, 1, 3), n.y_sizes, strict=True)):
-                offset = (
-                    at[2] * n.y_strides[0] + at[0] * n.y_strides[2] + at[1] * n.y_strides[3] + at[3] * n.y_strides[4]
-                )
-                out[(box, slice(None), *place)] = y[offset + np.arange(n.channels) * n.y_strides[1]]
-    return out.reshape(-1)
-
-
 def laid(launch: Any, memory: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Memory with what a launch before the sums makes."""
-    lay = {"fold_taps": fold_taps, "lay_boxes": lay_boxes}[launch.kernel]
+    lay = {"fold_taps": fold_taps, "split": split}[launch.kernel]
     return memory | {launch.tensors[1][0]: lay(launch, memory[launch.tensors[0][0]])}
+
+
+def parts_of(values: np.ndarray, count: int) -> list[np.ndarray]:
+    found = []
+    for _ in range(count):
+        found.append(values if count == 1 else values.astype(ml_dtypes.bfloat16).astype(float))
+        values = values - found[-1]
+    return found
+
+
+def split(launch: Any, given: np.ndarray) -> np.ndarray:
+    """A tensor of f32 in parts, each with its channels side by side."""
+    n = numbers(launch)
+    images = launch.programs // (-(-prod(n.sizes) // n.PIXELS) * -(-n.made // n.CHANNELS))
+    found = np.zeros((images, *n.sizes, n.made))
+    for image, *at, c in np.ndindex(images, *n.sizes, n.all_channels):
+        place = (image, c // n.group_channels, c % n.group_channels, *at)
+        found[(image, *at, c)] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
+    assert found.size == n.part_stride
+    return np.concatenate([part.reshape(-1) for part in parts_of(found, n.PARTS)])
 
 
 def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
@@ -236,8 +250,4 @@ def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
         inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.X_SIZES, strict=True))
         offset = sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
         out[place] = x[offset] if inside else 0
-    parts = []
-    for _ in range(n.SPLIT):
-        parts.append(out if n.SPLIT == 1 else out.astype(ml_dtypes.bfloat16).astype(float))
-        out = out - parts[-1]
-    return np.concatenate([part.reshape(-1) for part in parts])
+    return np.concatenate([part.reshape(-1) for part in parts_of(out, n.SPLIT)])

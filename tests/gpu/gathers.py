@@ -10,31 +10,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-from boxes import copy, numbers, seen
+from boxes import copy, numbers, parts_of, seen, split
 
 SOURCE, CHANNEL, PHASE, TAP, TAPS, FIRST = 0, 1, 2, 5, 8, 11  # where a view has its entries
-
-
-def parts_of(values: np.ndarray, count: int) -> list[np.ndarray]:
-    found = []
-    for _ in range(count):
-        found.append(values if count == 1 else values.astype(ml_dtypes.bfloat16).astype(float))
-        values = values - found[-1]
-    return found
-
-
-def split(launch: Any, given: np.ndarray) -> np.ndarray:
-    """The input in three parts, each with its channels side by side."""
-    n = numbers(launch)
-    images = launch.programs // (-(-prod(n.sizes) // n.PIXELS) * -(-n.made // n.CHANNELS))
-    found = np.zeros((images, *n.sizes, n.made))
-    for image, *at, c in np.ndindex(images, *n.sizes, n.all_channels):
-        place = (image, c // n.group_channels, c % n.group_channels, *at)
-        found[(image, *at, c)] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
-    assert found.size == n.part_stride
-    return np.concatenate([part.reshape(-1) for part in parts_of(found, 3)])
+LINES = 4  # in a box, after its four sizes: whether pixels lie innermost
 
 
 def pack(launch: Any, w: np.ndarray) -> np.ndarray:
@@ -94,8 +74,8 @@ def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.nd
     column, p2, p1, p0, image = (
         at * by for at, by in zip(place, (1, n.BOX[3], n.BOX[0], n.BOX[1], n.BOX[2]), strict=True)
     )
-    acc, uses = np.zeros((prod(n.BOX), n.COLUMNS)), 0
-    row = prod(n.BOX[1:])
+    acc, uses = np.zeros((prod(n.BOX[:LINES]), n.COLUMNS)), 0
+    row = prod(n.BOX[1:LINES])
     for view in n.VIEWS if n.LOOPS > 1 else n.VIEWS[tile : tile + 1]:
         rows = n.ROWS if len(n.VIEWS) == 1 else max(min(n.ROWS, view[TAPS + 1]), 1)
         planes, chains, pixels = needed(n, view, (p0, p1, p2), n.ROWS if n.LOOPS == 1 else rows)
@@ -111,11 +91,13 @@ def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.nd
                 c,
             ]  # fmt: skip
             source = inputs[view[SOURCE]]
+            at = [*at[:3], at[4], at[3]] if n.BOX[LINES] else at
             box = [copy(seen(source, memory[source.tensor]), at, source.block, (1,) * 5)]
             if n.MORE:
                 halo = inputs[view[SOURCE] + 4]
                 assert halo.block[0] == n.MORE >= (n.ROWS - 1) * abs(n.OSTEP[1])
                 box.append(copy(seen(halo, memory[halo.tensor]), [at[0] + n.BOX[0], *at[1:]], halo.block, (1,) * 5))
+            box = [b.swapaxes(3, 4) for b in box] if n.BOX[LINES] else box
             left = np.concatenate([b.reshape(-1, n.DEPTH) for b in box])
             along = k1 * (n.ROWS if rows > 1 or n.LOOPS == 1 else 1)
             taps = [view[TAP + a] + k * n.KSTEP[a] for a, k in enumerate((k0, along, k2))]
@@ -128,7 +110,7 @@ def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.nd
                 right = copy(seen(weights, memory[weights.tensor]), ends, weights.block, (1,) * 3)
                 right = right.reshape(weights.block[0], weights.block[2])
                 shift = abs(n.OSTEP[1]) * (which if n.OSTEP[1] > 0 else rows - 1 - which) * row
-                acc += left[shift : shift + prod(n.BOX)] @ (right if n.ACROSS else right.T)
+                acc += left[shift : shift + len(acc)] @ (right if n.ACROSS else right.T)
                 uses += 1
     assert not n.RESIDENT or uses == n.B_STAGES, "every block of weights stays where it is"
     return acc, (column, (p0, p1, p2), image, tile)
@@ -138,10 +120,10 @@ def places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: i
     """Where the results of a tile go, by its rows and columns; -1 is nowhere."""
     n = numbers(launch)
     base, within = column // n.subtiles * n.share_made, column % n.subtiles * n.COLUMNS
-    found = np.full((prod(n.BOX), n.COLUMNS), -1)
+    found = np.full((prod(n.BOX[:LINES]), n.COLUMNS), -1)
     view = n.VIEWS[tile]
-    for m, j in product(range(prod(n.BOX)), range(within, within + n.COLUMNS)):
-        t1, t0, i, t2 = np.unravel_index(m, n.BOX)
+    for m, j in product(range(len(found)), range(within, within + n.COLUMNS)):
+        t1, t0, i, t2 = np.unravel_index(m, n.BOX[:LINES])
         t = [at + by for at, by in zip(first, (t0, t1, t2), strict=True)]
         inside, c = (0, 0, 0), base + j
         if n.INNER:
@@ -158,20 +140,26 @@ def copied_places(launch: Any, column: int, first: tuple[int, ...], image: int, 
     """The same where the copy engine brings the results: each half of a tile is a box."""
     n = numbers(launch)
     result = launch.descriptors[9 + (tile if len(n.VIEWS) > n.LOOPS else 0)]
-    halves = []
+    halves, lines = [], n.STORE == "lines"
+
+    def arranged(values: Any) -> Any:
+        return [*values[:3], values[4], values[3]] if lines else values
+
     for group in (0, 1):
         start = [first[1], first[0], image, first[2], column // n.subtiles * n.share_made]
         start[4] += column % n.subtiles * n.COLUMNS
-        start = [
+        block = arranged(result.block)
+        start = arranged([
             at + group * (size - half)
-            for at, size, half in zip(start, (*n.BOX, 0), (*result.block[:4], 0), strict=True)
-        ]
+            for at, size, half in zip(start, (*n.BOX[:LINES], 0), (*block[:4], 0), strict=True)
+        ])  # fmt: skip
         axes = np.ix_(*[np.arange(at, at + size) for at, size in zip(start, result.block, strict=True)])
         inside = np.ones(result.block, bool)
         for axis, size in zip(axes, result.shape, strict=True):
             inside = inside & (axis < size)
         at = result.offset + sum(axis * stride for axis, stride in zip(axes, result.strides, strict=True))
-        halves.append(np.where(inside, at, -1).reshape(-1, n.COLUMNS))
+        found = np.where(inside, at, -1)
+        halves.append((found.swapaxes(3, 4) if lines else found).reshape(-1, n.COLUMNS))
     return np.concatenate(halves)
 
 
@@ -185,7 +173,7 @@ def gather(launch: Any, memory: dict[str, np.ndarray], bias: np.ndarray | None) 
     for number in range(n.total):
         acc, (column, *where) = sums(launch, memory, number)
         found = places(launch, column, *where)
-        if n.STORE == "copy":
+        if n.STORE in ("copy", "lines"):
             assert np.array_equal(copied_places(launch, column, *where), found)
         j = np.arange(n.COLUMNS) + column % n.subtiles * n.COLUMNS
         channels = j % n.INNER if n.INNER else column // n.subtiles * n.share_made + j

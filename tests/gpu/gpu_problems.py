@@ -17,6 +17,7 @@ PROBLEMS = {
     "depthwise, channels first": "{} {} n2 g6 cx1 cy2 x6x7 w3x3 y3x4 s2x2 d1x1 p1x1",
     "grouped": f"{{}} {{}} n1 g3 cx2 cy4 x5x5 w3x3 y5x5 s1x1 d1x1 p1x1 {NXC}",
     "pointwise": f"{{}} {{}} n3 g1 cx33 cy20 x4x4 w1x1 y4x4 s1x1 d1x1 p0x0 {NXC}",
+    "pointwise, strided": "{} {} n2 g2 cx5 cy6 x7x6 w1x1 y4x3 s2x2 d1x1 p0x0",
     "no window reaches the end": "{} {} n1 g1 cx2 cy3 x12x5 w2x2 y3x2 s3x2 d1x1 p0x0",
     "strides of nobody": "{} {} n2 g1 cx3 cy4 x4x5 w2x2 y3x4 s1x1 d1x1 p0x0 "
     "x@200,0,1,-15,3 y@150,0,2,40,9 w@0,32,8,4,-1",

@@ -38,10 +38,11 @@ def run(plan: Plan, places: dict[str, int]) -> None:
     workspace = np.full(plan.workspace, 0xFF, np.uint8)
     places = places | {name: host.address(workspace) + offset for name, offset in offsets(plan.areas).items()}
     for launch in plan.launches:
-        _run(launch, places)
+        launched(launch, places)
 
 
-def _run(launch: Launch, places: dict[str, int]) -> None:
+def launched(launch: Launch, places: dict[str, int]) -> None:
+    """Run one kernel; `places` are addresses."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 

@@ -14,8 +14,8 @@ import pytest
 from test_offline import machine_code, spills
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import registry
-from convgrad.gpu.plan.hopper import fold, gather, launches, views, ways
+from convgrad.gpu.plan import patches, registry
+from convgrad.gpu.plan.hopper import fold, gather, launches, lines, views, ways
 from convgrad.gpu.plan.records import Plan
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -38,11 +38,22 @@ LAYERS = {
 STORES = {
     "copy": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "turned": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 y@nxc",
+    "turned in pieces": "x f32 n16 g1 cx128 cy128 x64x64 w3x3 y64x64 s1x1 d1x1 p1x1 y@nxc",
+    "lines": "x bf16 n64 g1 cx128 cy128 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 y@nxc",
     "rows": "x bf16 n16 g1 cx3 cy96 x32x32 w4x4 y8x8 s4x4 d1x1 p0x0 x@nxc y@nxc",
     "plain": "x bf16 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc accumulate",
+    "turned, f32": "x f32 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 accumulate",
 }
 """A problem for each way to store results, and what machine code shows of it."""
-STORED = {"copy": r"UTMASTG", "turned": r"STG\.E\.64", "rows": r"STG\.E\.(64|128)", "plain": r"STG\.E "}
+STORED = {
+    "copy": r"UTMASTG",
+    "lines": r"UTMASTG",
+    "turned": r"STG\.E\.64",
+    "turned in pieces": r"STG\.E\.128",
+    "turned, f32": r"STG\.E\.128",
+    "rows": r"STG\.E\.(64|128)",
+    "plain": r"STG\.E ",
+}
 
 
 def planned(name, wanted="x", dtype="bf16", precision="default"):
@@ -137,6 +148,22 @@ def test_windows_are_read_as_channels(line):
     assert addresses(other) == addresses(problem)
 
 
+def test_what_no_window_meets_is_left_out():
+    """Of x in f32, which is taken apart: three quarters of it are not there for a pointwise layer with a stride."""
+    line = "{} f32 n2 g2 cx3 cy2 x9x8 w1x1 y5x3 s2x3 d1x1 p0x0"
+    problem = Problem.parse(line.format("y"))
+    other = patches.met(problem)
+    assert (other.x, other.stride) == ((5, 3), (1, 1))
+    assert addresses(other) == addresses(problem)
+    for change in (("y5x3", "y6x3"), ("p0x0", "p1x0"), ("w1x1", "w2x1"), ("{}", "x")):
+        kept = Problem.parse(line.replace(*change).format("y"))
+        assert patches.met(kept) is kept, "windows meet padding, have several elements, or all of x is wanted"
+    large = "w f32 n64 g1 cx256 cy256 x28x28 w1x1 y14x14 s2x2 d1x1 p0x0 x@nxc y@nxc"
+    found = registry.make_plan(Problem.parse(large), TARGET)
+    assert found.level == "weights on Hopper"
+    assert dict(found.areas)["x, laid anew"] == 3 * 2 * 64 * 256 * 14 * 14
+
+
 def test_windows_with_padding_are_not_read_as_channels():
     for line in ("p1x0", "d1x2", "y3x2", "x@ncx"):
         words = "y bf16 n2 g1 cx3 cy2 x9x9 w4x4 y2x2 s4x4 d1x1 p0x0 x@nxc y@nxc w@xio"
@@ -156,6 +183,7 @@ def test_plans_fit_the_machine(name):
             continue
         launch = found.launches[-1]
         box, rows, more = (launch.constant(word) for word in ("BOX", "ROWS", "MORE"))
+        box = box[: gathers.LINES]
         assert prod(box) == found.tile[0]
         assert max(*box, more) <= 256
         assert rows == 1 or (prod(box[1:]) % 8 == 0 and more >= (rows - 1) * abs(launch.constant("OSTEP")[1]))
@@ -172,10 +200,6 @@ def test_the_level_says_what_it_does_not_serve():
     dense = Problem.parse(LAYERS["dense"].format("x", "bf16"))
     for changed, reason in [
         (replace(dense, wanted="w"), "it makes y and x"),
-        (
-            replace(dense, dtype="f32", out_dtype="f32"),
-            "its sums of f32 are not as exact as plain ones, since matrix units cut them off",
-        ),
         (replace(dense, dtype="f64", out_dtype="f64"), "f64 has other matrix units"),
         (
             Problem.parse(LAYERS["dense"].format("x", "bf16").replace("y@nxc", "")),
@@ -184,6 +208,7 @@ def test_the_level_says_what_it_does_not_serve():
         (Problem.parse(LAYERS["stem"].format("y", "bf16")), "strides of x are no multiples of 16 bytes"),
     ]:
         assert gather.plan(changed, TARGET) == reason
+    assert gather.plan(replace(dense, dtype="f32", out_dtype="f32"), TARGET, "ieee") == "it does not take f32 in ieee"
     assert registry.make_plan(dense, TARGET).level == "Hopper's gathers"
     assert registry.make_plan(dense, of_kind("sm_100")).level != "Hopper's gathers"
     assert registry.make_plan(dense, TARGET, aligned=False).level != "Hopper's gathers"
@@ -194,7 +219,7 @@ def test_the_level_says_what_it_does_not_serve():
     [
         "x bf16 n64 g1 cx128 cy128 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1",
         "x bf16 n64 g1 cx192 cy384 x28x28 w2x2 y14x14 s2x2 d1x1 p0x0",
-        "x bf16 n16 g1 cx512 cy512 x2048 w9 y2048 s1 d1 p4",
+        "x bf16 n16 g1 cx512 cy512 x2044 w9 y2044 s1 d1 p4",
     ],
 )
 def test_results_that_lie_apart_are_copied(line):
@@ -205,6 +230,27 @@ def test_results_that_lie_apart_are_copied(line):
     assert found.level == "copies"
     assert found.launches[-2].constant("STORE") == "copy"
     assert found.launches[-1].kernel == "relay"
+
+
+F32 = "f32 n64 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1"
+
+
+@pytest.mark.parametrize("wanted", "xyw")
+def test_f32_is_taken_apart_as_it_lies(wanted):
+    """By default, in every layout, without copies; where all is quicker at once, it stays with the portable level."""
+    levels = {"w": "weights on Hopper"}
+    for layout in ("", "x@nxc y@nxc", "x@nxc", "y@nxc"):
+        found = registry.make_plan(Problem.parse(f"{wanted} {F32} {layout}"), TARGET)
+        assert (found.level, found.precision) == (levels.get(wanted, "Hopper's gathers"), "bf16x6")
+        kernels = [launch.kernel for launch in found.launches]
+        assert kernels[0] == "split"
+        assert "relay" not in kernels
+    if wanted != "y":  # which reads few channels
+        pointwise = "f32 n128 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0 x@nxc y@nxc w@xio"
+        found = registry.make_plan(Problem.parse(f"{wanted} {pointwise}"), TARGET)
+        assert (found.level, found.precision) == ("portable", "bf16x6")
+        assert any("in three parts it takes" in reason for reason in found.why)
+    assert registry.make_plan(Problem.parse(f"{wanted} {F32} x@nxc y@nxc"), TARGET, "ieee").precision == "ieee"
 
 
 def test_a_plan_follows_the_machine_and_tells_why():
@@ -233,8 +279,23 @@ SUMS = {
     "3d": "bf16 n1 g1 cx16 cy16 x3x4x5 w2x3x2 y4x4x4 s1x1x1 d1x1x1 p1x1x0 x@nxc y@nxc",
     "padding beyond the kernel": "bf16 n1 g1 cx8 cy8 x3x2 w2x2 y9x6 s1x1 d1x1 p5x3 x@nxc y@nxc",
     "channels first": "f32 n2 g1 cx5 cy7 x6x5 w3x3 y3x3 s2x2 d1x1 p1x1 accumulate",
+    "results in lines": "bf16 n2 g1 cx16 cy16 x5x24 w3x3 y5x24 s1x1 d1x1 p1x1 {}@nxc bias",
     "f32": "f32 n2 g3 cx5 cy6 x6x7 w3x3 y6x7 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "f32, channels first": "f32 n3 g1 cx18 cy20 x6x8 w3x3 y6x8 s1x1 d1x1 p1x1 accumulate",
 }
+
+
+LINES = {
+    "lines": "bf16 n3 g1 cx16 cy24 x6x16 w3x1 y6x16 s1x1 d1x1 p1x0 bias",
+    "lines, far taps": "bf16 n2 g1 cx24 cy16 x9x24 w3x1 y7x24 s1x1 d2x1 p1x0",
+    "lines, rows by phases": "bf16 n2 g1 cx16 cy16 x9x16 w3x1 y5x16 s2x1 d1x1 p1x0 w@xio",
+    "lines, pointwise": "f16 n3 g1 cx24 cy40 x6x12 w1x1 y6x12 s1x1 d1x1 p0x0 w@xio",
+    "lines, one row": "bf16 n1 g1 cx16 cy16 x600 w1 y600 s1 d1 p0 accumulate",
+    "lines of groups": "bf16 n2 g3 cx24 cy8 x3x24 w2x1 y4x24 s1x1 d1x1 p1x0",
+    "lines, then channels": "bf16 n2 g1 cx16 cy16 x5x24 w3x1 y5x24 s1x1 d1x1 p1x0 {}@nxc",
+    "lines, 3D": "bf16 n2 g1 cx16 cy8 x3x4x16 w2x3x1 y4x4x16 s1x1x1 d1x1x1 p1x1x0",
+}
+"""Channels first, where taps begin at multiples of 16 bytes; so are results, unless channels last are named."""
 
 
 def definition(problem, given):
@@ -252,10 +313,10 @@ def definition(problem, given):
     return made
 
 
-def few(problem, precision, count):
+def few(problem, precision, count, in_lines):
     """The plan of a problem, and some others, none of them large."""
-    problem = fold.folded(problem) or problem
-    space = views.space(problem)
+    problem = lines.flat(problem) if in_lines else fold.folded(problem) or problem
+    space = views.space(problem, in_lines)
     operands = gather.operands_of(problem, precision)
     found = [
         candidate
@@ -268,13 +329,15 @@ def few(problem, precision, count):
 
 
 QUICK_SUMS = [("strided", "x"), ("f32", "y"), ("few channels", "x")]
+ALL_LINES = [(name, wanted) for name in LINES for wanted in "xy"]
 ALL_SUMS = [(name, wanted) for name in SUMS for wanted in "xy" if (name, wanted) != ("few channels", "y")]
 
 
-@pytest.mark.parametrize(("name", "wanted"), slow_but(QUICK_SUMS, ALL_SUMS))
+@pytest.mark.parametrize(("name", "wanted"), slow_but([*QUICK_SUMS, *ALL_LINES[::3]], [*ALL_SUMS, *ALL_LINES]))
 def test_boxes_and_taps_make_the_sums(name, wanted):
     """What launches say is what the definition says, by NumPy, which follows them."""
-    problem = Problem.parse(f"{wanted} {SUMS[name]}")
+    given = "y" if wanted == "x" else "x"
+    problem = Problem.parse(f"{wanted} {(SUMS | LINES)[name].format(wanted if name in LINES else given)}")
     rng = np.random.default_rng(0)
     most = 2 if problem.dtype != "f32" else 60000
     memory = {}
@@ -294,7 +357,7 @@ def test_boxes_and_taps_make_the_sums(name, wanted):
     before = memory[wanted]
     if problem.accumulate:
         expected += seen_as(wanted)
-    for plan in few(problem, "bf16x6", 3):
+    for plan in few(problem, "bf16x6", 3, name in LINES):
         memory[wanted] = before.copy() if problem.accumulate else np.full(before.shape, np.nan)
         gathers.compute(plan, memory, bias)
         assert np.array_equal(seen_as(wanted), expected), (str(plan), plan.why)
@@ -328,9 +391,9 @@ def test_gathers_compile(name, wanted, dtype):
 
 @pytest.mark.parametrize("store", slow_but(["turned"], STORES))
 def test_results_are_stored_together(store):
-    plan = gather.plan(Problem.parse(STORES[store]), TARGET)
+    plan = gather.plan(Problem.parse(STORES[store]), TARGET, "tf32" if "pieces" in store else "default")
     assert isinstance(plan, Plan), plan
-    assert plan.launches[-1].constant("STORE") == store
+    assert plan.launches[-1].constant("STORE") == store.replace(",", " ").split()[0]
     assert re.search(STORED[store], machine_code(compiler.build(plan.launches[-1], TARGET, aligned=True)))
 
 
@@ -355,3 +418,56 @@ def test_other_candidates_compile(kind):
             compiler.build(plan.launches[-1], TARGET, aligned=True)
             return
     pytest.fail(f"no candidate is {kind}")
+
+
+AS_THEY_LIE = {
+    "pointwise": "{} bf16 n128 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0",
+    "halo": "{} f16 n64 g1 cx64 cy64 x56x56 w3x1 y56x56 s1x1 d1x1 p1x0",
+    "few channels": "{} bf16 n4 g1 cx32 cy32 x64x64x64 w3x3x1 y64x64x64 s1x1x1 d1x1x1 p1x1x0",
+}
+ONLY_Y = {
+    "stem": "w bf16 n64 g1 cx3 cy64 x224x224 w7x7 y112x112 s2x2 d1x1 p3x3",
+    "dense": "w bf16 n8 g1 cx128 cy128 x256x256 w3x3 y256x256 s1x1 d1x1 p1x1",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted"), slow_but([("pointwise", "x")], list(product(AS_THEY_LIE, "xyw"))))
+def test_channels_first_are_read_as_they_lie(name, wanted):
+    """No copies; the matrix units take pixels by columns, and results leave by the copy engine."""
+    plan = registry.make_plan(Problem.parse(AS_THEY_LIE[name].format(wanted)), TARGET)
+    assert plan.level == "channels first on Hopper"
+    assert not any(launch.kernel == "relay" for launch in plan.launches)
+    sums = next(launch for launch in plan.launches if launch.kernel in ("gather", "weights_boxes"))
+    kernel = compiler.build(sums, TARGET, aligned=True)
+    assert spills(kernel) == 0
+    assert kernel.metadata.shared <= TARGET.shared
+    flags = set(re.findall(r"wgmma\.mma_async[^;]*, ([01]), ([01]);", kernel.asm["ptx"]))
+    assert {a for a, _ in flags} == {"0" if wanted == "w" else "1"}, "whether pixels of the left operand lie by columns"
+    assert wanted == "w" or sums.constant("STORE") == "lines"
+
+
+@pytest.mark.parametrize("name", slow_but(["stem"], ONLY_Y))
+def test_y_is_read_as_it_lies_where_taps_shift_x(name):
+    """Weight gradients shift x alone, which is laid anew; y is not copied."""
+    plan = registry.make_plan(Problem.parse(ONLY_Y[name]), TARGET)
+    assert [launch.kernel for launch in plan.launches if ("y", "bf16") in launch.tensors] == []
+    sums = plan.launches[-2]
+    kernel = compiler.build(sums, TARGET, aligned=True)
+    assert spills(kernel) == 0
+    flags = set(re.findall(r"wgmma\.mma_async[^;]*, ([01]), ([01]);", kernel.asm["ptx"]))
+    assert flags == {("1", "0")}
+
+
+def test_taps_that_begin_between_pieces_of_16_bytes_are_copied():
+    """The copy engine faults on an H200 where a line begins between them, as three taps side by side do."""
+    for line, served in (
+        ("w3x1 y56x56 s1x1 d1x1 p1x0", True),
+        ("w3x3 y56x56 s1x1 d1x1 p1x1", False),
+        ("w1x1 y56x58 s1x1 d1x1 p0x1", False),
+    ):
+        plan = registry.make_plan(Problem.parse(f"x bf16 n128 g1 cx128 cy128 x56x56 {line}"), TARGET)
+        assert (plan.level == "channels first on Hopper") == served
+    pointwise = "w bf16 n128 g1 cx128 cy128 x{0}x{0} w1x1 y{0}x{0} s1x1 d1x1 p0x0"
+    for size, served in ((28, True), (14, False)):
+        found = registry.make_plan(Problem.parse(pointwise.format(size)), TARGET)
+        assert (found.level == "channels first on Hopper") == served, "all pixels are one row, of 784 or 196"

@@ -6,13 +6,15 @@ import zlib
 from math import prod
 
 import interpreter
+import ml_dtypes
 import numpy as np
 import pytest
 from gpu_problems import PROBLEMS
 
 from convgrad import reference
 from convgrad.dtypes import DTYPES
-from convgrad.gpu.plan import blocks, choose, patches, registry, relaid
+from convgrad.gpu.plan import axes, blocks, choose, patches, registry, relaid
+from convgrad.gpu.plan.hopper.parts import splitting
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -132,6 +134,7 @@ COPIES = [
     ),
 ]
 QUICK_COPIES = [
+    ("pointwise, strided", "x", "bf16", ""),
     ("plain", "x", "bf16", "bias accumulate"),
     ("grouped", "w", "bf16", ""),
     ("strides of nobody", "y", "bf16", "bias@3"),
@@ -211,6 +214,49 @@ def test_windows_that_touch(interpreted, name, wanted):
 )
 def test_windows_that_do_not(line):
     assert patches.merged(problem := Problem.parse(line)) is problem
+
+
+def taken_apart(line, parts):
+    """The parts of x, by (part, image, three axes, channel): their sum is x, and each is rounded to nearest."""
+    problem = Problem.parse(line)
+    splits = splitting(problem, "x", "parts", parts)
+    x = np.random.default_rng(0).standard_normal(1 + sum((n - 1) * s for n, s in _spans(problem))).astype(np.float32)
+    x[3], x[4] = np.inf, np.nan
+    found = np.full(splits.size // 2 + 64, 0x7FC1, np.uint16)  # NaN
+    interpreter.launched(splits.launch, {"x": x.ctypes.data, "parts": found.ctypes.data + 64})
+    assert (found[:32] == 0x7FC1).all()
+    assert (found[-32:] == 0x7FC1).all()
+    got = found[32:-32].view(ml_dtypes.bfloat16).astype(np.float32).reshape(splits.shape)
+    steps = [4 * stride for stride in problem.x_strides]
+    given = np.lib.stride_tricks.as_strided(x, problem.shape("x"), steps)
+    given = given.reshape(problem.n, -1, *axes.three(problem).x).transpose(0, 2, 3, 4, 1)
+    expected = np.zeros(splits.shape[1:], np.float32)
+    expected[..., : given.shape[-1]] = given
+    for part in got:
+        rounded = expected.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.array_equal(part, rounded, equal_nan=True)
+        with np.errstate(invalid="ignore"):
+            expected = np.where(np.isfinite(expected), expected - rounded, 0)
+    assert parts < 3 or not expected.any()
+
+
+def _spans(problem):
+    return zip(problem.shape("x"), problem.x_strides, strict=True)
+
+
+APART = {
+    "last": "w f32 n3 g1 cx20 cy2 x5x7 w1x1 y5x7 s1x1 d1x1 p0x0 x@nxc",
+    "first": "w f32 n2 g1 cx70 cy2 x9x8 w1x1 y9x8 s1x1 d1x1 p0x0",
+    "grouped, last": "w f32 n2 g3 cx5 cy2 x4x5 w1x1 y4x5 s1x1 d1x1 p0x0 x@nxc",
+    "grouped, groups apart": "w f32 n2 g3 cx4 cy2 x4x5 w1x1 y4x5 s1x1 d1x1 p0x0 x@300,100,1,20,4",
+    "one channel": "w f32 n2 g1 cx1 cy2 x40 w1 y40 s1 d1 p0",
+    "strides of nobody": "w f32 n2 g1 cx3 cy2 x4x5x6 w1x1x1 y4x5x6 s1x1x1 d1x1x1 p0x0x0 x@1000,7,2,190,31,6",
+}
+
+
+@pytest.mark.parametrize("name", slow_but(["last", "first"], APART))
+def test_f32_is_taken_apart(interpreted, name):
+    interpreted(taken_apart, APART[name], 2 + (name != "one channel"))
 
 
 def without_sums(line):

@@ -182,6 +182,15 @@ def test_channels_that_do_not_fill_pieces_may_be_padded(more, out, last):
     assert (plan.launches[-1].constant("BIAS"), plan.launches[-1].constant("ACCUMULATE")) == last
 
 
+def test_pixels_that_no_window_meets_are_not_copied():
+    """Pointwise layers with a stride read one pixel of each step."""
+    line = "{} bf16 n128 g1 cx512 cy1024 x28x28 w1x1 y14x14 s2x2 d1x1 p0x0"
+    for wanted, share in (("x", 1), ("y", 4), ("w", 4)):
+        problem = Problem.parse(line.format(wanted))
+        found = relaid.around(problem, relaid.ways(problem)[0], of_kind("sm_80"), "default")
+        assert dict(found.areas)["x, channels last"] == 2 * problem.size("x") // share
+
+
 def test_too_many_programs():
     line = f"x bf16 n1 g1 cx1 cy1 x{2**42} w1 y1 s{2**20} d1 p0"
     assert "more programs than a launch may have" in plan(line)

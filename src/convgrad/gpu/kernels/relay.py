@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .common import finished, program, span, stride, unfold
 
@@ -29,8 +30,13 @@ def relay(
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
+    ORDER: tl.constexpr,  # among the launches of a plan that begin early: see plan/chains.py
 ):
     """A tile: some channels of some pixels of an image. Loads and stores each go along their own neighbours."""
+    if ORDER != "alone":
+        gdc_launch_dependents()
+    if ORDER == "after":
+        gdc_wait()
     number = program(WIDE)
     pixels = sizes[0] * sizes[1] * sizes[2]
     tiles = tl.cdiv(pixels, PIXELS)
@@ -60,3 +66,6 @@ def relay(
         to_bias = tl.broadcast_to((bias + (g * made + c) * bias_stride)[:, None], (CHANNELS, PIXELS))
         values = finished(values.to(tl.float64 if DOUBLE else tl.float32), to, to_bias, ACCUMULATE, BIAS, has)
     tl.store(to, values.to(out.dtype.element_ty), mask=has)
+    if ORDER == "beside":
+        # What was launched before does not concern this copy, but it has to be complete when this is.
+        gdc_wait()

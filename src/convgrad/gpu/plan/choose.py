@@ -10,7 +10,7 @@ from ...dtypes import DTYPES
 from ...spec.problem import Problem
 from ..target import Target
 from .axes import LAST, is_wide, strides, three, unit, walk
-from .cost import Work, beside, fastest_precision, finish_seconds, rate, seconds
+from .cost import SPLIT_TIMES, Work, beside, fastest_precision, finish_seconds, rate, seconds
 from .launches import Candidate, channels, finish, is_inside, sums
 from .records import PARTS, Plan
 from .tiles import Tile, lane_tiles, tiles
@@ -18,7 +18,7 @@ from .tiles import Tile, lane_tiles, tiles
 MOST_WORKSPACE = 256 << 20
 """Bytes of parts of sums, at most; fewer where the tensors are small."""
 
-MOST_PARTS = 128
+MOST_PARTS = 1024
 MOST_PROGRAMS = 2**31 - 1  # of a launch
 
 
@@ -118,6 +118,8 @@ def _products(p: Problem, target: Target, precision: str) -> list[Candidate]:
             for parts in _part_counts(p, across, ceil(blocks), target):
                 work = one._replace(programs=across * parts, blocks=blocks / parts)
                 time = seconds(target, work, flop_rate)
+                if p.dtype == "f32" and precision == "bf16x6":
+                    time *= SPLIT_TIMES[kernel]
                 if parts > 1:
                     time += finish_seconds(target, p.size(p.wanted), parts, p.dtype)
                 size = (tile.rows, tile.columns, tile.depth)

@@ -58,6 +58,7 @@ def copy(given: View, made: View, bias: tuple[int, str] | None = None, accumulat
         ("WIDE", max(given.reach, made.reach) >= WIDE),
         ("BIAS", bias is not None),
         ("ACCUMULATE", accumulates),
+        ("ORDER", "alone"),
     )
     out = (made.name, made.dtype)
     tensors = ((given.name, given.dtype), out, ("bias", bias[1]) if bias else out)

@@ -17,7 +17,7 @@ from ..target import Target
 MATRIX_SHARE = 0.6  # of the tensor cores' rate, that products reach which nothing else holds up
 VECTOR_SHARE = 0.5  # of the plain units' rate, where operands come from shared memory
 BANDWIDTH_SHARE = 0.75
-HOPEFUL = 1.5  # times what this model expects of split f32, which was not fitted, is what to reckon with
+SPLIT_TIMES = {"gather": 1.35, "weights": 1.75}  # as long f32 in parts takes as this model says, on an H200
 COPY_SHARE = 0.65  # of the memory's bandwidth, where neighbours change
 CACHE_BYTES = 46  # that a multiprocessor gets from the second cache in a cycle: 64 at most
 ISSUE = 1.8  # instructions of warps that a multiprocessor begins in a cycle, beside products: 4 at most

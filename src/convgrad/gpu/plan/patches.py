@@ -1,12 +1,13 @@
 """The same computation in fewer steps: along an axis whose windows touch and do not overlap, a window's elements are
-channels, where they lie in memory as channels do. Addresses and results stay as they are.
+channels, where they lie in memory as channels do; and what no window meets is left out. Addresses and results stay as
+they are.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ...spec.problem import Ints, Problem
+from ...spec.problem import Ints, Problem, settle
 
 
 def merged(p: Problem) -> Problem:
@@ -15,6 +16,17 @@ def merged(p: Problem) -> Problem:
         if _touch(p, axis) and _follow(p, axis):
             p = _merge(p, axis)
     return p
+
+
+def met(p: Problem) -> Problem:
+    """The problem by the elements of x that windows of one element meet; itself, if there are others or x is wanted."""
+    single = max(p.w) == 1 and not any(p.pad) and max(p.stride) > 1
+    inside = all((y - 1) * step < x for x, y, step in zip(p.x, p.y, p.stride, strict=True))
+    if p.wanted == "x" or not single or not inside:
+        return p
+    far = tuple(stride * step for stride, step in zip(p.x_strides[3:], p.stride, strict=True))
+    found = replace(p, x=p.y, stride=(1,) * p.rank)
+    return replace(found, x_strides=settle(found.shape("x"), (*p.x_strides[:3], *far)))
 
 
 def _touch(p: Problem, axis: int) -> bool:

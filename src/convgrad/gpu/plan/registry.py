@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...spec.problem import Problem
 from ..target import Target
+from .chains import chained
 from .patches import merged
 from .records import Plan
 
@@ -38,6 +39,7 @@ LEVELS: tuple[Level, ...] = (
     Level("rows", "rows"),
     Level("Hopper's gathers", "hopper.gather", least=90, most=90, aligned=True),
     Level("weights on Hopper", "hopper.weights", least=90, most=90, aligned=True),
+    Level("channels first on Hopper", "hopper.lines", least=90, most=90, aligned=True),
     Level("blocks", "blocks", aligned=True, stage=1),
     Level("copies", "relaid", aligned=True, stage=1),
     Level("portable", "choose", stage=2),
@@ -76,7 +78,7 @@ def make_plan(p: Problem, target: Target, precision: str = "default", aligned: b
                 for plan in made
                 if plan is not best
             ]
-            return replace(best, notes=(*notes, *best.notes), passed=tuple(passed))
+            return chained(replace(best, notes=(*notes, *best.notes), passed=tuple(passed)), target)
     return reason
 
 

@@ -40,15 +40,33 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
         copied = around(p, way, target, precision)
         if copied is None or copied.workspace > most:
             continue
+        if copied.within == "portable" and way.kept:
+            continue
         if copied.within == "portable" and _is_worth(p, p.wanted) and p.wanted not in way.bytes:
-            continue  # its model does not know what it takes to store to so many places
+            continue  # its model does not know what it takes to store to so many places: up to three times as long
         if best is None or copied.seconds < best.seconds:
             best = copied
     if best is None:
         return "copies would take too much memory"
-    if not isinstance(direct, str) and direct.seconds <= best.seconds:
+    knows = not (_has_phases(p) and _is_worth(p, p.wanted))
+    if not isinstance(direct, str) and direct.seconds <= best.seconds and knows:
         return f"with copies it takes {best.seconds * 1e6:.0f} us, without {direct.seconds * 1e6:.0f}"
     return best
+
+
+def thinned(p: Problem) -> Problem:
+    """A pointwise problem by the pixels of x that it meets, as if there were no others; itself, if it meets all."""
+    sizes = zip(p.x, p.y, p.stride, strict=True)
+    if max(p.w) > 1 or any(p.pad) or max(p.stride) == 1 or any(-(-x // step) != y for x, y, step in sizes):
+        return p
+    of = tuple(stride * step for stride, step in zip(p.x_strides[3:], p.stride, strict=True))
+    thin = replace(p, x=p.y, stride=(1,) * p.rank)
+    return replace(thin, x_strides=settle(thin.shape("x"), (*p.x_strides[:3], *of)))
+
+
+def read(p: Problem) -> Problem:
+    """The problem by the pixels of x that it reads."""
+    return p if p.wanted == "x" else thinned(p)
 
 
 class Way(NamedTuple):
@@ -56,6 +74,7 @@ class Way(NamedTuple):
 
     inner: Problem
     bytes: Mapping[Role, int]  # of the tensors that are copied
+    kept: bool = False  # whether what is given stays as it is, although its channels are apart
 
 
 def ways(p: Problem) -> list[Way]:
@@ -65,16 +84,30 @@ def ways(p: Problem) -> list[Way]:
     phases of a stride, and along one axis, that took 2 to 20 times as long as a copy on an H200. Phases of few channels
     are made together.
     """
-    phases = p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
-    apart = p.rank == 1 or phases
-    tried = (_way(p, padded, ends) for padded in (False, True) for ends in ((True,) if apart else (True, False)))
+    apart = p.rank == 1 or _has_phases(p)
+    p = read(p)
+    kinds: list[tuple[bool, bool, tuple[Role, ...]]] = []
+    for padded in (False, True):
+        kinds += [(padded, ends, ()) for ends in ((True,) if apart else (True, False))]
+    if p.wanted == "w" and DTYPES[p.dtype].size == 2 and p.y_strides[-1] == 1:
+        # Taps are shifts of x alone: matrix units may read pixels of y as they lie.
+        kinds.append((False, True, ("y",)))
+    if p.dtype == "f32" and p.wanted != "w":  # what takes f32 apart reads it as it lies
+        kinds.append((False, True, p.given))
+    tried = (_way(p, *kind) for kind in kinds)
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
 
 
-def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
+def _has_phases(p: Problem) -> bool:
+    """Whether pixels of x are made apart from their neighbours."""
+    return p.wanted == "x" and max(p.stride) > 1 and (p.cx > FEW or max(p.stride) > FEW)
+
+
+def _way(p: Problem, padded: bool, ends: bool, kept: tuple[Role, ...]) -> Way | None:
     """The problem whose tensors have their channels side by side: with `padded`, so many that they fill pieces.
 
-    Without `ends`, the sums are written where the result is, if it has the same channels.
+    Without `ends`, the sums are written where the result is, if it has the same channels. What is `kept` is
+    read where it lies.
     """
     piece = PIECE // DTYPES[p.dtype].size
     cx, cy = ((ceil(c / piece) * piece if padded and c > 1 else c) for c in (p.cx, p.cy))
@@ -83,6 +116,7 @@ def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
     changed = {"x": cx != p.cx, "y": cy != p.cy, "w": (cx, cy) != (p.cx, p.cy)}
     wanted = p.wanted if ends else ""
     moved = [role for role in ("x", "w", "y") if changed[role] or (role in (wanted, *p.given) and _is_worth(p, role))]
+    moved = [role for role in moved if role not in kept]
     if not moved:
         return None
     accumulates = p.accumulate and p.wanted in moved
@@ -93,7 +127,7 @@ def _way(p: Problem, padded: bool, ends: bool) -> Way | None:
         inner = replace(inner, out_dtype=_sums(p), bias_stride=None if biased else p.bias_stride)
     x, w, y = (_last(inner, role) if role in moved else p.strides(role) for role in ("x", "w", "y"))
     inner = replace(inner, x_strides=x, w_strides=w, y_strides=y)
-    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved})
+    return Way(inner, {role: inner.size(role) * DTYPES[inner.dtype_of(role)].size for role in moved}, bool(kept))
 
 
 def _is_worth(p: Problem, role: Role) -> bool:
@@ -120,6 +154,7 @@ def _sums(p: Problem) -> str:
 
 def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     """The plan of the inner problem, with copies before and after it."""
+    p = read(p)
     inner = registry.make_plan(way.inner, target, precision)
     if isinstance(inner, str):
         return None
@@ -135,6 +170,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     areas = tuple((names[role], size) for role, size in way.bytes.items())
     told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
+    told += ", but for pixels that no window meets" if way.inner.stride != p.stride else ""
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
     within = inner.within or inner.level
     notes = (f"{told}; the sums by the level {within}", *inner.notes)

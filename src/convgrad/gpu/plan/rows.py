@@ -28,6 +28,9 @@ MOST_INSIDE = 144
 
 DOES = "products one by one along rows, what was read kept in registers"
 
+NARROW = 16
+"""Channels of a tile that is as narrow as pieces of memory; where it fits best, short rows are cut better, too."""
+
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MOST_PARTS = 512
 STEPS = 3
@@ -574,7 +577,10 @@ def _tile(p: Problem) -> Way:
     channels = across(p, way)
     columns = 1
     if not pixels:
-        columns = 64 if inside else min((64, 32, 128), key=lambda c: ceil(channels / c) * c)
+        sizes = (64, 32, 128, NARROW) if p.wanted == "w" and item == 2 else (64, 32, 128)
+        columns = 64 if inside else min(sizes, key=lambda c: ceil(channels / c) * c)
+        if columns == NARROW and half > 0 and -size % width > max(-size % half, size // 10):
+            way = way._replace(width=half)
         columns = max(min(columns, _power(channels)), 16 // item if each >= 16 // item else each)
     while elements // columns >= 2 * lanes(p, way) and columns < _power(channels):
         columns *= 2

@@ -33,6 +33,15 @@ TAP = gl.constexpr(5)
 TAPS = gl.constexpr(8)
 FIRST = gl.constexpr(11)
 
+# In `BOX`, after rows, planes, images and pixels: whether pixels lie innermost in boxes of the input, behind channels.
+LINES = gl.constexpr(4)
+
+
+@gluon.constexpr_function
+def line_bytes(box, bits):
+    """Bytes of pixels side by side in shared memory: longer lines are copied in pieces, one after another."""
+    return min(box[3] * bits // 8, 128)
+
 
 @gluon.constexpr_function
 def is_steady(views, rows):
@@ -243,13 +252,20 @@ def load_view(
                         mbarrier.expect(full, (BOX[0] + MORE) * ROW * DEPTH * ITEM)
                         to = a_room.index(stage * UNITS)._reinterpret(dtype, a.block_shape, a.layout)
                         n = place[4] + part * images
-                        tma.async_copy_global_to_shared(a, [r1, r0, n, r2, c + depth], full, to)
+                        if BOX[LINES]:
+                            tma.async_copy_global_to_shared(a, [r1, r0, n, c + depth, r2], full, to)
+                        else:
+                            tma.async_copy_global_to_shared(a, [r1, r0, n, r2, c + depth], full, to)
                         if MORE > 0:
                             halo = inputs[VIEWS[0][SOURCE] + 4]
                             to_more = a_room.index(stage * UNITS + BOX[0] * ROW // 8)
                             to_more = to_more._reinterpret(dtype, halo.block_shape, halo.layout)
-                            place_more = [r1 + BOX[0], r0, n, r2, c + depth]
-                            tma.async_copy_global_to_shared(halo, place_more, full, to_more)
+                            if BOX[LINES]:
+                                place_more = [r1 + BOX[0], r0, n, c + depth, r2]
+                                tma.async_copy_global_to_shared(halo, place_more, full, to_more)
+                            else:
+                                place_more = [r1 + BOX[0], r0, n, r2, c + depth]
+                                tma.async_copy_global_to_shared(halo, place_more, full, to_more)
                         ia += 1
                         if STEADY:
                             for use in gl.static_range(ROWS * (PARTS - part)):
@@ -337,7 +353,11 @@ def product(
     slot = ib % B_STAGES
     mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
     left = a_room.index(stage * UNITS + (back * ROW + GROUP * HALF) // 8)
-    left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
+    if BOX[LINES]:
+        lines = left._reinterpret(dtype, [DEPTH, HALF], gl.NVMMASharedLayout(line_bytes(BOX, BITS), BITS, 2))
+        left = lines.permute((1, 0))
+    else:
+        left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
     right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
     acc = warpgroup_mma(left, right, acc, is_async=True)
     return warpgroup_mma_wait(1, [acc])
@@ -410,8 +430,36 @@ def multiply_view(
                     mbarrier.arrive(a_free.index((ia + A_STAGES - 1) % A_STAGES), count=1, pred=first)
                     ib += 1
             ia += 1
-        acc = acc + warpgroup_mma_wait(0, [some]) if PARTS > 1 else some
+        if PARTS > 1:
+            # An infinity has no further parts, whose products with it would be NaN.
+            some = warpgroup_mma_wait(0, [some])
+            acc = acc + gl.where(gl.abs(some) < float("inf"), some, 0.0)
+        else:
+            acc = some
     return acc, ia, ib
+
+
+@gluon.constexpr_function
+def halvings(columns, most):
+    """How often columns are cut in two until they are no more than that."""
+    count = 0
+    while columns > most:
+        columns //= 2
+        count += 1
+    return count
+
+
+@gluon.jit
+def pieces(acc, MOST: gl.constexpr):
+    """Sums in pieces of so many columns, which are registers of the same threads."""
+    found = (acc,)
+    for _ in gl.static_range(halvings(acc.shape[1], MOST)):
+        more = ()
+        for at in gl.static_range(len(found)):
+            both = found[at].reshape([acc.shape[0], 2, found[at].shape[1] // 2]).permute((0, 2, 1))
+            more = more + gl.split(both)
+        found = more
+    return found
 
 
 @gluon.jit
@@ -504,16 +552,32 @@ def multiply(
                 for at in gl.static_range(len(VIEWS)):
                     if place[5] == at:
                         tma.async_copy_shared_to_global(results[at], to, room)
+        elif STORE == "lines":
+            # Boxes whose pixels lie innermost leave as they are.
+            tma.store_wait(0)
+            room = staging.index(GROUP)
+            room.permute((1, 0)).store(acc.to(out.dtype.element_ty))
+            fence_async_shared()
+            LINE: gl.constexpr = results[0].block_shape
+            row = place[2] + GROUP * (BOX[0] - LINE[0])
+            plane = place[1] + GROUP * (BOX[1] - LINE[1])
+            image = place[4] + GROUP * (BOX[2] - LINE[2])
+            pixel = place[3] + GROUP * (BOX[3] - LINE[4])
+            room = room._reinterpret(results[0].dtype, LINE, results[0].layout)
+            tma.async_copy_shared_to_global(results[0], [row, plane, image, base + within, pixel], room)
         elif STORE == "turned":
             # Neighbouring pixels are neighbours in memory.
             LANES: gl.constexpr = min(32, HALF // PIECE)
             HIGH: gl.constexpr = gl.BlockedLayout([1, PIECE], [32 // LANES, LANES], [4, 1], [1, 0])
             room = staging.index(GROUP)
-            room.permute((1, 0)).store(acc.to(out.dtype.element_ty))
-            write(
-                room.load(HIGH), out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
-                GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, False, HIGH,
-            )  # fmt: skip
+            some = pieces(acc, room.shape[0])
+            for at in gl.static_range(len(some)):
+                room.permute((1, 0)).store(some[at].to(out.dtype.element_ty))
+                first = within + at * room.shape[0]
+                write(
+                    room.load(HIGH), out, place, base, first, share_made, made, images, steps, out_strides, out_sizes,
+                    GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, True, ACCUMULATE, HIGH,
+                )  # fmt: skip
         elif STORE == "rows":
             WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [4, 1], [1, 0])
             room = staging.index(GROUP)
@@ -527,7 +591,7 @@ def multiply(
                 acc, out, place, base, within, share_made, made, images, steps, out_strides, out_sizes,
                 GROUP, VIEWS, BOX, STRIDE, INNER, MERGED, OUT_UNIT, False, ACCUMULATE, LAYOUT,
             )  # fmt: skip
-    if STORE == "copy":
+    if STORE == "copy" or STORE == "lines":
         tma.store_wait(0)
 
 
@@ -642,7 +706,7 @@ def gather(
     TAP_STEPS: gl.constexpr,
     KSTEP: gl.constexpr,
     OSTEP: gl.constexpr,
-    BOX: gl.constexpr,  # rows, planes, images, pixels
+    BOX: gl.constexpr,  # rows, planes, images, pixels, and whether these lie innermost
     ROWS: gl.constexpr,
     PARTS: gl.constexpr,
     MORE: gl.constexpr,
@@ -671,7 +735,8 @@ def gather(
     BITS: gl.constexpr = dtype.primitive_bitwidth
     PIXELS: gl.constexpr = BOX[0] * BOX[1] * BOX[2] * BOX[3]
     UNITS: gl.constexpr = (BOX[0] + MORE) * BOX[1] * BOX[2] * BOX[3] // 8
-    A_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2)
+    # Lines of 128 bytes ask that blocks begin where such lines may, whatever the depth.
+    A_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if BOX[LINES] else DEPTH * BITS // 8, BITS, 2)
     B_SHAPE: gl.constexpr = [B_STAGES, DEPTH, COLUMNS] if ACROSS else [B_STAGES, COLUMNS, DEPTH]
     B_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(weights.layout.swizzle_byte_width, BITS, 2)
     a_room = gl.allocate_shared_memory(dtype, [A_STAGES * UNITS, 8, DEPTH], A_LAYOUT)
@@ -681,8 +746,12 @@ def gather(
     else:
         C_TYPE: gl.constexpr = out.dtype.element_ty
         C_BITS: gl.constexpr = C_TYPE.primitive_bitwidth
-        C_SWIZZLE: gl.constexpr = 128 if STORE == "turned" else min(COLUMNS * C_BITS // 8, 128)
-        C_SHAPE: gl.constexpr = [2, COLUMNS, PIXELS // 2] if STORE == "turned" else [2, PIXELS // 2, COLUMNS]
+        TURNED: gl.constexpr = STORE == "turned" or STORE == "lines"
+        C_WIDTH: gl.constexpr = line_bytes(BOX, C_BITS) if STORE == "lines" else 128
+        C_SWIZZLE: gl.constexpr = C_WIDTH if TURNED else min(COLUMNS * C_BITS // 8, 128)
+        # All columns of 32 bits at once would take the room of the boxes.
+        HIGH: gl.constexpr = min(COLUMNS, 32) if C_BITS == 32 else COLUMNS
+        C_SHAPE: gl.constexpr = [2, HIGH, PIXELS // 2] if TURNED else [2, PIXELS // 2, COLUMNS]
         C_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(C_SWIZZLE, C_BITS, 2)
         staging = gl.allocate_shared_memory(C_TYPE, C_SHAPE, C_LAYOUT)
     a_free = barriers(A_STAGES, 2)
@@ -690,6 +759,15 @@ def gather(
     b_free = barriers(B_STAGES, 2)
     b_full = barriers(B_STAGES, 1)
     fence_async_shared()
+    # What is launched next may begin as soon as there is room; what this reads, the launch before may still write.
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
     shared = (a_room, b_room, a_free, a_full, b_free, b_full)
     results = (result0, result1, result2, result3)
     numbers = (total, blocks, subtiles, share_made, made, images, bias_stride)

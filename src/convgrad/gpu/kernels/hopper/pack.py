@@ -6,6 +6,7 @@ x of few channels, they are channels of all positions within a stride, each with
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .split import three
 
@@ -35,6 +36,8 @@ def pack(
     DEPTH: tl.constexpr,
 ):
     """Some rows of one tap."""
+    gdc_launch_dependents()
+    gdc_wait()
     number = tl.program_id(0)
     blocks = depth // DEPTH
     k = number % blocks * DEPTH + tl.arange(0, DEPTH)

@@ -1,9 +1,9 @@
-"""f32 as a sum of three bf16, for the matrix units: three tensors whose channels lie side by side."""
+"""f32 as a sum of two or three bf16, for the matrix units: so many tensors whose channels lie side by side."""
 
 import triton
 import triton.language as tl
 
-from ..common import stride, unfold
+from ..common import program, span, stride, unfold
 
 
 @triton.jit
@@ -20,29 +20,39 @@ def split(
     given,
     parts,
     given_strides,  # image, group, channel, three spatial axes
-    sizes,
+    sizes,  # spatial; all but the last are 1 where they are one axis in memory
     size_factors,
     group_channels,
     all_channels,  # of all groups
     made,  # channels of the parts: the last ones are zeros
     part_stride,
-    UNIT: tl.constexpr,
+    GIVEN_UNIT: tl.constexpr,
+    GROUPED: tl.constexpr,
+    MERGED: tl.constexpr,  # whether space is one axis
+    PARTS: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """A tile: some channels of some pixels of an image."""
-    number = tl.program_id(0)
+    """A tile: some channels of some pixels of an image. Loads and stores each go along their own neighbours."""
+    number = program(WIDE)
     pixels = sizes[0] * sizes[1] * sizes[2]
     tiles = tl.cdiv(pixels, PIXELS)
-    p = number % tiles * PIXELS + tl.arange(0, PIXELS)
+    p = span(number % tiles * PIXELS, PIXELS, WIDE)
     number = number // tiles
     tiles = tl.cdiv(made, CHANNELS)
-    c = number % tiles * CHANNELS + tl.arange(0, CHANNELS)
+    c = span(number % tiles * CHANNELS, CHANNELS, WIDE)
     n = number // tiles
-    _, p0, p1, p2 = unfold(p, sizes, size_factors, False)
-    at = p0 * stride(given_strides, 3, UNIT) + p1 * stride(given_strides, 4, UNIT) + p2 * stride(given_strides, 5, UNIT)
-    apart = c // group_channels * given_strides[1] + c % group_channels * given_strides[2]
-    channel = c if UNIT == 2 else apart
+    if MERGED:
+        at = p * stride(given_strides, 5, GIVEN_UNIT)
+    else:
+        _, p0, p1, p2 = unfold(p, sizes, size_factors, WIDE)
+        at = p0 * given_strides[3] + p1 * given_strides[4] + p2 * stride(given_strides, 5, GIVEN_UNIT)
+    if GROUPED:
+        group = c // group_channels
+        channel = group * given_strides[1] + (c - group * group_channels) * stride(given_strides, 2, GIVEN_UNIT)
+    else:
+        channel = c * stride(given_strides, 2, GIVEN_UNIT)
     there = (p < pixels)[:, None]
     read = given + n * given_strides[0] + at[:, None] + channel[None, :]
     values = tl.load(read, mask=there & (c < all_channels)[None, :], other=0.0)
@@ -52,4 +62,5 @@ def split(
     step = tl.zeros([1], tl.int64) + part_stride
     tl.store(to, first, mask=has)
     tl.store(to + step, second, mask=has)
-    tl.store(to + 2 * step, third, mask=has)
+    if PARTS == 3:
+        tl.store(to + 2 * step, third, mask=has)

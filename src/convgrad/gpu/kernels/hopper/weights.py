@@ -6,7 +6,8 @@ box of y, and for each unit the box of x that its taps read, are brought to shar
 taps of a group read the same box of x, each from another row on. Where a box leaves its tensor, zeros arrive, so that
 padding costs nothing; channels beyond those of a group are multiplied, and left out when sums are finished.
 
-Numbers of f32 come as sums of two or three parts in bf16. Each pair of parts that counts is a run of images.
+Numbers of f32 come as sums of two or three parts in bf16, which lie one after another as so many more images. Boxes of
+all parts are brought together, and each pair of parts that counts is multiplied.
 
 The tiles with their boxes make one long list, of which every program takes an equal run. It writes the sums of each
 tile that it meets to a slot of its own, and `finish_weights` adds the slots of a tile in their order.
@@ -25,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..common import stride
 
@@ -39,8 +40,14 @@ STEP = tl.constexpr(16)  # between taps of a group: a step of them is a whole nu
 TAPS = tl.constexpr(17)  # of a group
 UNITS = tl.constexpr(18)  # of a tile
 SKIP = tl.constexpr(19)  # whether pixels that all taps of a tile take to the padding are left out
+LINES = tl.constexpr(20)  # 1 if pixels of axis 2 lie innermost in y, behind channels; 2 if they do in x as well
 
-CHUNK = tl.constexpr(4)  # boxes, after which sums of f32 by parts are added
+# The parts of x and y that are multiplied, smaller products first: what matrix units cut off follows the largest sum so
+# far. Of two parts, there are the last three pairs.
+X_PARTS = tl.constexpr((1, 0, 2, 0, 1, 0))
+Y_PARTS = tl.constexpr((1, 2, 0, 1, 0, 0))
+MANY = tl.constexpr(320)  # columns of all sums of a thread in tf32, beyond which pixels of x are loaded 8 at a time
+FEW = tl.constexpr(128)  # up to which they are loaded 32 at a time, between them 16
 
 
 @triton.jit
@@ -156,12 +163,12 @@ def copy_boxes(
     ROOM: gl.constexpr,
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
-    PAIRS: gl.constexpr,
-    TF32: gl.constexpr,
+    PARTS: gl.constexpr,
+    BLOCKS: gl.constexpr,
 ):
     """The warp that asks for copies."""
-    _x_sizes, _y_sizes, _images, blocks, _units, _columns, _whole, total = sizes
-    x_group, y_group, real_images = channels
+    _x_sizes, _y_sizes, images, blocks, _units, _columns, _whole, total = sizes
+    x_group, y_group = channels
     SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     ROWS: gl.constexpr = (WALK[BOX] + HALO) * SIDE
     UNIT: gl.constexpr = ROOM // 8
@@ -186,26 +193,22 @@ def copy_boxes(
         outer = outer // n1
         q0 = outer % n0
         n = outer // n0 * WALK[BOX + 2]
-        pair = n // real_images
-        n -= pair * real_images
         # Divisions take long, and this warp has to keep ahead of all others: what follows counts.
         for _ in range(many):
             o0 = b0 + q0 * WALK[BOX]
             o1 = b1 + q1 * WALK[BOX + 1]
             o2 = b2 + q2 * WALK[BOX + 3]
-            # Pairs of parts: (0, 0), (0, 1), (1, 0), (1, 1), (0, 2) and (2, 0).
-            x_image = n + gl.where((pair == 2) | (pair == 3), 1, gl.where(pair == 5, 2, 0)) * real_images
-            y_image = n + gl.where((pair == 1) | (pair == 3), 1, gl.where(pair == 4, 2, 0)) * real_images
             mbarrier.wait(empty.index(stage), phase)
             bar = full.index(stage)
-            mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * BYTES)
-            for half in gl.static_range(SPLIT):
-                of_y = y_blocks.index(stage * SPLIT + half)._reinterpret(y.dtype, y.block_shape, y.layout)
-                c = y_channel + half * COLUMNS
-                if TF32:
-                    tma.async_copy_global_to_shared(y, [box, c, 0], bar, of_y)
+            mbarrier.expect(bar, (WALK[BOX] * SIDE * COLUMNS * SPLIT + ROWS * BLOCK * WALK[UNITS]) * PARTS * BYTES)
+            for half in gl.static_range(SPLIT * PARTS):
+                at_y = (stage * (SPLIT * PARTS) + half) * BLOCKS
+                of_y = y_blocks.index(at_y)._reinterpret(y.dtype, y.block_shape, y.layout)
+                c = y_channel + half % SPLIT * COLUMNS
+                if WALK[LINES]:
+                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, c, o2], bar, of_y)
                 else:
-                    tma.async_copy_global_to_shared(y, [o0, o1, y_image, o2, c], bar, of_y)
+                    tma.async_copy_global_to_shared(y, [o0, o1, n + half // SPLIT * images, o2, c], bar, of_y)
             block = first
             g0 = f0
             g1 = f1
@@ -216,14 +219,22 @@ def copy_boxes(
                 i0 = o0 * WALK[STRIDE] + k0 * WALK[DILATION] - WALK[PAD]
                 i1 = o1 * WALK[STRIDE + 1] + g1 * WALK[DILATION + 1] - WALK[PAD + 1]
                 i2 = o2 * WALK[STRIDE + 2] + g2 * WALK[DILATION + 2] - WALK[PAD + 2]
-                row = (stage * WALK[UNITS] + u) * UNIT
-                of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
-                tma.async_copy_global_to_shared(x, [i0, i1, x_image, i2, c], bar, of_x)
-                for h in gl.static_range(HALVES):
-                    i0 += (WALK[BOX] if h == 0 else HALO_BOX) * WALK[STRIDE]
-                    more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
-                    of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
-                    tma.async_copy_global_to_shared(x_halo, [i0, i1, x_image, i2, c], bar, of_halo)
+                for piece in gl.static_range(PARTS):
+                    image = n + piece * images
+                    row = ((stage * PARTS + piece) * WALK[UNITS] + u) * UNIT
+                    of_x = x_blocks.index(row)._reinterpret(x.dtype, x.block_shape, x.layout)
+                    if WALK[LINES] == 2:
+                        tma.async_copy_global_to_shared(x, [i0, i1, image, c, i2], bar, of_x)
+                    else:
+                        tma.async_copy_global_to_shared(x, [i0, i1, image, i2, c], bar, of_x)
+                    for h in gl.static_range(HALVES):
+                        more = x_blocks.index(row + (WALK[BOX] + h * HALO_BOX) * SIDE // 8)
+                        of_halo = more._reinterpret(x.dtype, x_halo.block_shape, x_halo.layout)
+                        i_halo = i0 + (WALK[BOX] + h * HALO_BOX) * WALK[STRIDE]
+                        if WALK[LINES] == 2:
+                            tma.async_copy_global_to_shared(x_halo, [i_halo, i1, image, c, i2], bar, of_halo)
+                        else:
+                            tma.async_copy_global_to_shared(x_halo, [i_halo, i1, image, i2, c], bar, of_halo)
                 block += 1
                 last = block == blocks
                 block = gl.where(last, 0, block)
@@ -249,9 +260,6 @@ def copy_boxes(
             turn = q0 == n0
             q0 = gl.where(turn, 0, q0)
             n += gl.where(turn, WALK[BOX + 2], 0)
-            turn = (n >= real_images) & (pair < PAIRS - 1)
-            n = gl.where(turn, 0, n)
-            pair += gl.where(turn, 1, 0)
 
 
 @gluon.jit
@@ -261,6 +269,34 @@ def zeros(COUNT: gl.constexpr, COLUMNS: gl.constexpr, SUMS: gl.constexpr):
     for _ in gl.static_range(COUNT):
         found = found + (gl.zeros([64, COLUMNS], gl.float32, SUMS),)
     return found
+
+
+@gluon.jit
+def operand(
+    x_blocks,
+    stage,
+    WHICH: gl.constexpr,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """What the taps of a sum read: each tap the box of its unit from its own row on."""
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    PIXELS: gl.constexpr = WALK[BOX] * SIDE
+    UNIT: gl.constexpr = ROOM // 8
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    unit = stage * WALK[UNITS] + WHICH // WALK[TAPS] * (64 // BLOCK)
+    at = x_blocks.index(unit * UNIT + WHICH % WALK[TAPS] * SHIFT * SIDE // 8)
+    BITS: gl.constexpr = x_blocks.dtype.primitive_bitwidth
+    if WALK[LINES] == 2:
+        return at._reinterpret(x_blocks.dtype, [64, PIXELS], gl.NVMMASharedLayout(WALK[BOX + 3] * BITS // 8, BITS, 2))
+    elif BLOCK == 64:
+        return at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
+    else:
+        # The next unit, whose channels lie beside these, begins so many rows on.
+        return at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
 
 
 @gluon.jit
@@ -277,22 +313,90 @@ def products(
     ROOM: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Begin the products of a box: each tap reads the box of its unit from its own row on."""
-    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = ROOM // 8
-    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0  # rows from tap to tap
+    """Begin the products of a box."""
     found = ()
     for s in gl.static_range(COUNT):
-        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * (64 // BLOCK)
-        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        if BLOCK == 64:
-            x = at._reinterpret(x_blocks.dtype, [PIXELS, 64], LAYOUT).permute((1, 0))
-        else:
-            # The next unit, whose channels lie beside these, begins so many rows on.
-            x = at._reinterpret(x_blocks.dtype, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0))
+        x = operand(x_blocks, stage, FIRST + s, WALK, BLOCK, HALO, ROOM, LAYOUT)
         found = found + (warpgroup_mma(x, y_block, sums[s], is_async=True),)
     return found
+
+
+@gluon.jit
+def products_of_parts(
+    sums,
+    x_blocks,
+    y_blocks,
+    stage,
+    HALF: gl.constexpr,
+    FIRST: gl.constexpr,
+    COUNT: gl.constexpr,
+    WALK: gl.constexpr,
+    BLOCK: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    PARTS: gl.constexpr,
+):
+    """The products of a box by all pairs of parts, finished.
+
+    Matrix units cut off what a sum cannot hold, which adds up: of three parts, other units add what a box brings.
+    """
+    found = ()
+    for s in gl.static_range(COUNT):
+        few = gl.zeros_like(sums[s]) if PARTS == 3 else sums[s]
+        for pair in gl.static_range(0 if PARTS == 3 else 3, 6):
+            x_stage = stage * PARTS + X_PARTS[pair]
+            x = operand(x_blocks, x_stage, FIRST + s, WALK, BLOCK, HALO, ROOM, LAYOUT)
+            y = y_blocks.index((stage * PARTS + Y_PARTS[pair]) * SPLIT + (HALF if SPLIT == 2 else 0))
+            few = warpgroup_mma(x, y, few, is_async=True)
+        few = warpgroup_mma_wait(0, [few])
+        found = found + ((sums[s] + few) if PARTS == 3 else few,)
+    return found
+
+
+@gluon.jit
+def rounded(values):
+    """Numbers of f32 as tf32 has them: matrix units would cut off the last bits."""
+    code: gl.constexpr = "cvt.rna.tf32.f32 $0, $1;"
+    return gl.inline_asm_elementwise(code, "=r,r", [values], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def some_of_x(
+    x_blocks,
+    stage,
+    FIRST: gl.constexpr,
+    NUMBER: gl.constexpr,
+    SOME: gl.constexpr,
+    WALK: gl.constexpr,
+    HALO: gl.constexpr,
+    ROOM: gl.constexpr,
+    LAYOUT: gl.constexpr,
+    OPERAND: gl.constexpr,
+):
+    """Some pixels of the box of a sum, transposed: they have such a number.
+
+    Of eight pixels, those with even numbers come first, as `turn_boxes` laid y: four that are neighbours lie in banks
+    of shared memory that two of them share.
+    """
+    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
+    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    STEPS: gl.constexpr = WALK[BOX] * SIDE // SOME
+    SUM: gl.constexpr = FIRST + NUMBER // STEPS
+    # Channels by pixels: OPERAND, with pixels in that order.
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[8, 0], [0, 1], [0, 8], [0, 16]][: 2 if SOME == 8 else 3 if SOME == 16 else 4],
+        [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, SOME],
+    )
+    unit = stage * WALK[UNITS] + SUM // WALK[TAPS] * 2
+    at = x_blocks.index(unit * (ROOM // 8) + SUM % WALK[TAPS] * SHIFT * SIDE // 8)
+    x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(NUMBER % STEPS * SOME, SOME, 0).permute((1, 0)).load(READ)
+    x = x.reshape([64, SOME // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([64, SOME])
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 
 @gluon.jit
@@ -309,30 +413,85 @@ def products_in_tf32(
     LAYOUT: gl.constexpr,
     OPERAND: gl.constexpr,
 ):
-    """The products of a box, finished. x goes through registers, where it is transposed and rounded.
+    """The products of a box, finished. x goes through registers, where it is rounded.
 
-    Numbers of 32 bits are taken from shared memory only with pixels innermost.
+    What comes next is loaded while a product and the one before it are under way. So many pixels at a time leave room
+    for the sums.
     """
-    SIDE: gl.constexpr = WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
-    PIXELS: gl.constexpr = WALK[BOX] * SIDE
-    UNIT: gl.constexpr = ROOM // 8
-    SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
+    PIXELS: gl.constexpr = y_block.shape[0]
+    ALL: gl.constexpr = COUNT * y_block.shape[1]
+    SOME: gl.constexpr = 8 if ALL > MANY else 16 if ALL > FEW else 32
+    STEPS: gl.constexpr = PIXELS // SOME
     found = ()
+    acc = sums[0]
     before = sums[0]
-    before_x = y_block
-    for s in gl.static_range(COUNT):
-        unit = stage * WALK[UNITS] + (FIRST + s) // WALK[TAPS] * 2
-        at = x_blocks.index(unit * UNIT + (FIRST + s) % WALK[TAPS] * SHIFT * SIDE // 8)
-        x = at._reinterpret(gl.float32, [ROOM, 64], LAYOUT).slice(0, PIXELS, 0).permute((1, 0)).load(OPERAND)
-        x = gl.where(x == x, (x.to(gl.int32, bitcast=True) + 0x1000).to(gl.float32, bitcast=True), x)
-        under_way = warpgroup_mma(x, y_block, sums[s], is_async=True)
-        if s > 0:
-            finished, _ = warpgroup_mma_wait(1, [before, before_x])
-            found = found + (finished,)
-        before = under_way
-        before_x = x
-    finished, _ = warpgroup_mma_wait(0, [before, before_x])
-    return found + (finished,)
+    held = y_block
+    x = some_of_x(x_blocks, stage, FIRST, 0, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+    for i in gl.static_range(COUNT * STEPS):
+        if i % STEPS == 0:
+            acc = sums[i // STEPS]
+        now = rounded(x)
+        acc = warpgroup_mma(now, y_block.slice(i % STEPS * SOME, SOME, 0), acc, is_async=True)
+        if i + 1 < COUNT * STEPS:
+            x = some_of_x(x_blocks, stage, FIRST, i + 1, SOME, WALK, HALO, ROOM, LAYOUT, OPERAND)
+        if i > 0:
+            if i % STEPS > 0:
+                acc, _ = warpgroup_mma_wait(1, [acc, held])
+            else:
+                before, acc, _ = warpgroup_mma_wait(1, [before, acc, held])
+                found = found + (before,)
+        held = now
+        if i % STEPS == STEPS - 1:
+            before = acc
+    before, _ = warpgroup_mma_wait(0, [before, held])
+    return found + (before,)
+
+
+@gluon.jit
+def turn_boxes(
+    y_blocks,
+    full,
+    turned,
+    total,
+    COLUMNS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The warps that turn boxes of y in f32, where they lie, so that pixels are innermost; and round them.
+
+    Matrix units take numbers of 32 bits from shared memory in no other way.
+    """
+    LANES: gl.constexpr = min(32, COLUMNS)
+    BLOCKS: gl.constexpr = COLUMNS * SPLIT // LANES
+    GIVEN: gl.constexpr = gl.NVMMASharedLayout(LANES * 4, 32, 2)
+    # Pixels by channels: a thread has a channel, of which it writes four pixels at a time.
+    NEXT: gl.constexpr = [[0, 1], [0, 2], [0, 4], [0, 8]]
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[2, 0], [4, 0], [1, 0]] + ([[8, 0]] if LANES == 32 else []),
+        NEXT + ([[0, 16]] if LANES == 32 else [[8, 0]]),
+        [[16, 0]],
+        [],
+        [32, LANES],
+    )
+    begin, end = run_of(total)
+    stage = 0
+    phase = 0
+    for _ in range(begin, end):
+        mbarrier.wait(full.index(stage), phase)
+        for block in gl.static_range(BLOCKS):
+            to = y_blocks.index(stage * BLOCKS + block)
+            y = rounded(to._reinterpret(gl.float32, [32, LANES], GIVEN).load(READ))
+            y = y.reshape([4, 4, 2, LANES]).permute((0, 2, 1, 3)).reshape([32, LANES])
+            # All have read before any writes.
+            gl.thread_barrier()
+            to.permute((1, 0)).store(y)
+        fence_async_shared()
+        gl.thread_barrier()
+        mbarrier.arrive(turned.index(stage), count=1)
+        stage += 1
+        turn = stage == STAGES
+        stage = gl.where(turn, 0, stage)
+        phase ^= gl.where(turn, 1, 0)
 
 
 @gluon.jit
@@ -345,15 +504,6 @@ def waited(sums, MOST: gl.constexpr):
 
 
 @gluon.jit
-def added(sums, few):
-    """Sums with some more of them."""
-    found = ()
-    for s in gl.static_range(len(sums)):
-        found = found + (sums[s] + few[s],)
-    return found
-
-
-@gluon.jit
 def multiply(
     HALF: gl.constexpr,
     parts,
@@ -361,6 +511,7 @@ def multiply(
     x_blocks,
     empty,
     full,
+    turned,
     sizes,
     starts,
     WALK: gl.constexpr,
@@ -371,7 +522,7 @@ def multiply(
     ROOM: gl.constexpr,
     STAGES: gl.constexpr,
     LAYOUT: gl.constexpr,
-    PAIRS: gl.constexpr,
+    PARTS: gl.constexpr,
     TF32: gl.constexpr,
 ):
     """A group of warps that multiplies: the taps that are its half of a tile's, or its half of the columns."""
@@ -381,6 +532,7 @@ def multiply(
     COUNT: gl.constexpr = ALL if SPLIT == 2 else (ALL // 2 if HALF else (ALL + 1) // 2)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 8 if TF32 else 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 1)
+    BLOCKS: gl.constexpr = COLUMNS // y_blocks.shape[1] if TF32 else 1
     rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
     lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
     at, end = run_of(total)
@@ -391,32 +543,29 @@ def multiply(
         many = gl.minimum(count - box, end - at)
         at += many
         sums = zeros(COUNT, COLUMNS, SUMS)
-        if PAIRS == 6:
-            # Tensor cores cut off what a sum cannot hold, which adds up: after some boxes, other units add the sums.
-            for begin in range(0, many, CHUNK):
-                few = zeros(COUNT, COLUMNS, SUMS)
-                for step in range(gl.minimum(many - begin, CHUNK)):
-                    mbarrier.wait(full.index(stage), phase)
-                    y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
-                    few = products(few, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
-                    few = waited(few, COUNT)
-                    mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1, pred=step > 0)
-                    stage += 1
-                    turn = stage == STAGES
-                    stage = gl.where(turn, 0, stage)
-                    phase ^= gl.where(turn, 1, 0)
-                few = waited(few, 0)
-                mbarrier.arrive(empty.index(gl.where(stage == 0, STAGES, stage) - 1), count=1)
-                sums = added(sums, few)
+        if PARTS > 1:
+            for _ in range(many):
+                mbarrier.wait(full.index(stage), phase)
+                sums = products_of_parts(
+                    sums, x_blocks, y_blocks, stage, HALF, FIRST, COUNT, WALK, BLOCK, SPLIT, HALO, ROOM, LAYOUT, PARTS
+                )  # fmt: skip
+                mbarrier.arrive(empty.index(stage), count=1)
+                stage += 1
+                turn = stage == STAGES
+                stage = gl.where(turn, 0, stage)
+                phase ^= gl.where(turn, 1, 0)
         else:
             for step in range(many):
                 mbarrier.wait(full.index(stage), phase)
-                y = y_blocks.index(stage * SPLIT + (HALF if SPLIT == 2 else 0))
+                y = y_blocks.index((stage * SPLIT + (HALF if SPLIT == 2 else 0)) * BLOCKS)
                 if TF32:
-                    y = y.permute((1, 0))
+                    mbarrier.wait(turned.index(stage), phase)
+                    y = y._reinterpret(gl.float32, [COLUMNS, y_blocks.shape[2]], y_blocks.layout).permute((1, 0))
                     sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
                     mbarrier.arrive(empty.index(stage), count=1)
                 else:
+                    if WALK[LINES]:
+                        y = y.permute((1, 0))
                     sums = products(sums, x_blocks, y, stage, FIRST, COUNT, WALK, BLOCK, HALO, ROOM, LAYOUT)
                     sums = waited(sums, COUNT)
                     # Products of the box before are done: its stage is free.
@@ -443,7 +592,7 @@ def weights_boxes(
     parts,
     x_sizes,
     y_sizes,
-    images,  # of all pairs of parts
+    images,
     blocks,  # of channels of x in a group
     units,
     columns,  # how many runs of channels of y a group has
@@ -452,7 +601,6 @@ def weights_boxes(
     x_group,  # channels from one block of groups to the next
     y_group,
     starts,  # of parts of the units, in the list of a run of columns
-    real_images,  # of a part
     WALK: gl.constexpr,
     BLOCK: gl.constexpr,
     COLUMNS: gl.constexpr,
@@ -461,40 +609,64 @@ def weights_boxes(
     ROOM: gl.constexpr,  # pixels of shared memory for a box of x
     HALO_BOX: gl.constexpr,
     STAGES: gl.constexpr,
-    PAIRS: gl.constexpr,  # of parts
+    PARTS: gl.constexpr,  # of numbers of f32
     REGISTERS: gl.constexpr,  # of a thread that multiplies
-    TF32: gl.constexpr,  # whether numbers are f32, and y lies as `lay_boxes` left it
+    TF32: gl.constexpr,  # whether numbers are f32, of which warps turn y
 ):
     """The sums of a run of the list, in slots."""
     PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     UNIT: gl.constexpr = ROOM // 8
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
     X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
-    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(y.layout.swizzle_byte_width, BITS, 2)
-    SHAPE: gl.constexpr = [STAGES * SPLIT, COLUMNS, PIXELS] if TF32 else [STAGES * SPLIT, PIXELS, COLUMNS]
+    # In f32, blocks of channels lie one after another, each first as it came, and then by channels.
+    BLOCKS: gl.constexpr = (COLUMNS + 31) // 32 if TF32 else 1
+    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if TF32 else y.layout.swizzle_byte_width, BITS, 2)
+    INNERMOST: gl.constexpr = TF32 or WALK[LINES]  # pixels
+    IN_BLOCK: gl.constexpr = [COLUMNS // BLOCKS, PIXELS] if INNERMOST else [PIXELS, COLUMNS]
+    SHAPE: gl.constexpr = [STAGES * PARTS * SPLIT * BLOCKS] + IN_BLOCK
     y_blocks = gl.allocate_shared_memory(y.dtype, SHAPE, Y_LAYOUT)
-    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
+    x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turned = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()) if TF32 else full
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(full.index(i), count=1)
+        if TF32:
+            mbarrier.init(turned.index(i), count=1)
     fence_async_shared()
-    # The programs that add slots may take the place of those that are done.
+    # The programs that add slots may take the place of those that are done; what these read, others may write now.
     gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // dummy $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
     )
     sizes = (x_sizes, y_sizes, images, blocks, units, columns, whole, total)
-    channels = (x_group, y_group, real_images)
+    channels = (x_group, y_group)
     # fmt: off
-    gl.warp_specialize([
-        (multiply, (0, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
-        (multiply, (1, parts, y_blocks, x_blocks, empty, full, sizes, starts,
-                    WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PAIRS, TF32)),
-        (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
-                      WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PAIRS, TF32)),
-    ], [4, 1], [REGISTERS, 504 - 2 * REGISTERS])
+    SPARE: gl.constexpr = 504 - 2 * REGISTERS
+    if TF32:
+        gl.warp_specialize([
+            (multiply, (0, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (multiply, (1, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (turn_boxes, (y_blocks, full, turned, total, COLUMNS, SPLIT, STAGES)),
+            (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                          WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, BLOCKS)),
+        ], [4, 2, 1], [REGISTERS, SPARE, SPARE])
+    else:
+        gl.warp_specialize([
+            (multiply, (0, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (multiply, (1, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
+                        WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),
+            (copy_boxes, (y, x, x_halo, y_blocks, x_blocks, empty, full, sizes, starts, channels,
+                          WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, HALO_BOX, STAGES, PARTS, BLOCKS)),
+        ], [4, 1], [REGISTERS, SPARE])
     # fmt: on
 
 
@@ -636,15 +808,17 @@ def fold_taps(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     FLAT: tl.constexpr,  # whether taps along the last axis lie side by side with channels
-    PLAIN: tl.constexpr,  # whether nothing is folded, and every pixel is one of x
     PIXELS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """A tensor as copies and products ask for it: with taps as channels where there are few, and f32 in parts."""
+    gdc_launch_dependents()
+    gdc_wait()
     number = tl.program_id(0)
-    column = number % (WIDTH // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)
-    pixel = number // (WIDTH // COLUMNS) * PIXELS + tl.arange(0, PIXELS)
+    TILES: tl.constexpr = (WIDTH + COLUMNS - 1) // COLUMNS
+    column = number % TILES * COLUMNS + tl.arange(0, COLUMNS)
+    pixel = number // TILES * PIXELS + tl.arange(0, PIXELS)
     outer = pixel // OUT_SIZES[2]
     i2 = pixel - outer * OUT_SIZES[2]
     image = outer // OUT_SIZES[1]
@@ -652,37 +826,31 @@ def fold_taps(
     n = image // OUT_SIZES[0]
     i0 = image - n * OUT_SIZES[0]
     has = (n < images)[:, None] & (column < FOLD[0] * FOLD[1] * FOLD[2] * CHANNELS)[None, :]
-    if PLAIN:
-        c = column
-        j0 = column * 0
-        j1 = j0
-        j2 = j0
+    i0 = i0 * STEPS[0] - PADS[0]
+    i1 = i1 * STEPS[1] - PADS[1]
+    i2 = i2 * STEPS[2] - PADS[2]
+    c = column % CHANNELS
+    f = column // CHANNELS
+    j2 = f % FOLD[2]
+    j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
+    j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
+    if FLAT:
+        # Pixels and channels along the last axis are one run of numbers.
+        c = column % (FOLD[2] * CHANNELS)
+        inside = (i2 * CHANNELS)[:, None] + c[None, :]
+        has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
+        j2 = j2 * 0
     else:
-        i0 = i0 * STEPS[0] - PADS[0]
-        i1 = i1 * STEPS[1] - PADS[1]
-        i2 = i2 * STEPS[2] - PADS[2]
-        c = column % CHANNELS
-        f = column // CHANNELS
-        j2 = f % FOLD[2]
-        j1 = f // FOLD[2] % FOLD[1] * SPREAD[1]
-        j0 = f // (FOLD[2] * FOLD[1]) * SPREAD[0]
-        if FLAT:
-            # Pixels and channels along the last axis are one run of numbers.
-            c = column % (FOLD[2] * CHANNELS)
-            inside = (i2 * CHANNELS)[:, None] + c[None, :]
-            has = has & (inside.to(tl.uint32, bitcast=True) < X_SIZES[2] * CHANNELS)
-            j2 = j2 * 0
-        else:
-            j2 = j2 * SPREAD[2]
-            has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
-        if FOLD[1] > 1:
-            has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
-        else:
-            has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
-        if FOLD[0] > 1:
-            has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
-        else:
-            has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
+        j2 = j2 * SPREAD[2]
+        has = has & ((i2[:, None] + j2[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[2])
+    if FOLD[1] > 1:
+        has = has & ((i1[:, None] + j1[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[1])
+    else:
+        has = has & ((i1 >= 0) & (i1 < X_SIZES[1]))[:, None]
+    if FOLD[0] > 1:
+        has = has & ((i0[:, None] + j0[None, :]).to(tl.uint32, bitcast=True) < X_SIZES[0])
+    else:
+        has = has & ((i0 >= 0) & (i0 < X_SIZES[0]))[:, None]
     if WIDE:
         n = n.to(tl.int64)
         i0 = i0.to(tl.int64)
@@ -697,50 +865,10 @@ def fold_taps(
     columns += c if FLAT else c * x_strides[1]
     found = tl.load(x + rows[:, None] + columns[None, :], mask=has, other=0.0)
     to = out + pixel.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    there = (n < images)[:, None]
+    there = (n < images)[:, None] & (column < WIDTH)[None, :]
     for part in tl.static_range(SPLIT):
         rounded = found.to(out.dtype.element_ty)
         tl.store(to, rounded, mask=there)
         if part + 1 < SPLIT:
             found -= rounded.to(tl.float32)
             to += images.to(tl.int64) * (OUT_SIZES[0] * OUT_SIZES[1] * OUT_SIZES[2] * WIDTH)
-
-
-@triton.jit
-def lay_boxes(
-    y,
-    out,  # (boxes, channels, pixels of a box)
-    y_strides,  # n, channels, axes
-    y_sizes,
-    counts,  # of boxes, by axis
-    images,
-    channels,
-    BOX_SIZES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """y of f32 in the order of boxes, pixels innermost, rounded to what tensor cores take."""
-    PIXELS: tl.constexpr = BOX_SIZES[0] * BOX_SIZES[1] * BOX_SIZES[2] * BOX_SIZES[3]
-    number = tl.program_id(0)
-    tiles = tl.cdiv(channels, CHANNELS)
-    c = number % tiles * CHANNELS + tl.arange(0, CHANNELS)
-    box = number // tiles
-    outer = box // counts[2]
-    i = tl.arange(0, PIXELS)
-    o2 = (box - outer * counts[2]) * BOX_SIZES[3] + i % BOX_SIZES[3]
-    n = outer // (counts[0] * counts[1]) * BOX_SIZES[2] + i // BOX_SIZES[3] % BOX_SIZES[2]
-    o1 = outer % counts[1] * BOX_SIZES[1] + i // (BOX_SIZES[3] * BOX_SIZES[2]) % BOX_SIZES[1]
-    o0 = outer // counts[1] % counts[0] * BOX_SIZES[0] + i // (BOX_SIZES[3] * BOX_SIZES[2] * BOX_SIZES[1])
-    has = (n < images) & (o0 < y_sizes[0]) & (o1 < y_sizes[1]) & (o2 < y_sizes[2])
-    if WIDE:
-        n = n.to(tl.int64)
-        o0 = o0.to(tl.int64)
-        o1 = o1.to(tl.int64)
-        o2 = o2.to(tl.int64)
-    rows = n * y_strides[0] + o0 * y_strides[2] + o1 * y_strides[3] + o2 * y_strides[4]
-    there = c < channels
-    found = tl.load(y + rows[:, None] + (c * y_strides[1])[None, :], mask=has[:, None] & there[None, :], other=0.0)
-    rounded = ((found.to(tl.int32, bitcast=True) + 0x1000) & -8192).to(tl.float32, bitcast=True)
-    found = tl.where(found == found, rounded, found)
-    to = out + (box.to(tl.int64) * channels + c)[:, None] * PIXELS + i[None, :]
-    tl.store(to, tl.trans(found), mask=there[:, None])

@@ -14,6 +14,8 @@ ROW_STAGES = 8  # of weights that rows share
 # Rows of one of the two groups of warps, and columns: sums take half*columns/128 registers of a thread.
 _SHAPES = ((128, 128), (64, 256), (64, 128), (128, 64), (64, 64), (128, 32), (64, 32), (128, 16), (64, 16))
 
+_LINES = (16, 32, 64)  # pixels of a line in shared memory
+
 
 class Shape(NamedTuple):
     """A product of matrices: two halves of rows by columns, over blocks of the sum."""
@@ -37,6 +39,11 @@ class Box(NamedTuple):
     a_stages: int = 0  # boxes in shared memory at once
     b_stages: int = 0  # blocks of weights
     resident: bool = False  # whether these are all that a program needs
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether pixels may lie innermost: they fill pieces of shared memory, of 32 to 128 bytes of 16 bits."""
+        return self.size[3] in _LINES or (self.size[3] > _LINES[-1] and self.row == self.size[3] and self.size[0] == 1)
 
     @property
     def row(self) -> int:

@@ -7,7 +7,7 @@ from math import ceil, prod
 from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
-from ..cost import copy_seconds
+from . import parts
 from .boxes import Box, Shape
 from .views import View, live_taps
 from .ways import Way
@@ -15,6 +15,7 @@ from .ways import Way
 LAUNCH = 3e-6  # seconds that a launch takes by itself
 MATRIX_SHARE = 0.9  # of the matrix units' rate, that is reached within a tile
 CACHE_BYTES = 64  # that a multiprocessor gets from the second cache in a cycle
+SHORT_BYTES = 20  # the same, of parts whose channels take less than 128 bytes of a pixel
 BANDWIDTH_SHARE = 0.8
 OVERLAP = 0.1  # of products or copies, whichever take less, is not hidden
 STEP = 24  # cycles of a block of the sum besides its products
@@ -24,11 +25,14 @@ THIN = {2: 1.25, 3: 1.1, 4: 1.02}  # by the blocks that are on their way: what w
 TILE = 600  # cycles of a tile besides its sum
 STORED_BYTES = {
     "copy": 64,
+    "lines": 40,
     "rows": 20,
     "turned": 20,
+    "apart": 1.1,
     "scattered": 0.4,
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
+NARROW = {16: 1.5, 32: 1.15}  # by the pixels of a line of the input: pieces below 128 bytes come slower
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 
@@ -40,16 +44,20 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
     item = DTYPES[p.out_dtype].size
     stored = shape.results * item / STORED_BYTES.get(store, PLAIN_BYTES * item)
     if store == "turned" or (store == "plain" and way.inner):  # memory comes in pieces of 32 bytes
-        stored *= max(1.0, 32 / (box.size[3] * item * max(way.inner, 1)))
+        run, whole = box.size[3] * item * max(way.inner, 1), 32
+        if store == "turned" and item == 4:
+            # Rows that are no multiple of 16 bytes leave in smaller pieces, which took several times as long.
+            run, whole = (run, 64) if way.steps[2] % 4 == 0 else (4 * (way.steps[2] & -way.steps[2]), 64)
+        stored *= max(1.0, whole / run)
     tile = TILE + stored
     columns = way.column_tiles(p, shape.columns) if box.resident else 1
     programs = target.multiprocessors // columns * columns
     cycles = START + _longest(p, way, shape, box, programs, (costs, tile))
     moved, before = p.bytes, 0.0
     if way.operands.parts > 1:
-        given = p.size("x" if p.wanted == "y" else "y")
-        moved += 2 * given
-        before = copy_seconds(target, 10 * given) + LAUNCH
+        role = "x" if p.wanted == "y" else "y"
+        moved += 2 * p.size(role)
+        before = parts.seconds(p, parts.splitting(p, role, role, way.operands.parts), target)
     compute, memory = cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)
     # Of equals, the better one has less to compute.
     return max(compute, memory) + LAUNCH + before + compute / 100
@@ -65,7 +73,8 @@ def _box_cycles(way: Way, shape: Shape, box: Box, view: View, target: Target) ->
     products = uses * narrow * 4096 / target.matrix / MATRIX_SHARE
     products *= APART if way.operands.parts > 1 else 1.0
     loads = way.operands.parts * box.reads * shape.depth + (0 if box.resident else uses * shape.depth * shape.columns)
-    copies = loads * item / CACHE_BYTES
+    short = way.operands.parts > 1 and shape.depth * item < 128
+    copies = loads * item / (SHORT_BYTES if short else CACHE_BYTES)
     # Few blocks in flight wait for memory now and then.
     waiting = min(box.a_stages * rows, box.a_stages * rows if box.resident else box.b_stages)
     thin = THIN.get(waiting, 1.0)

@@ -10,14 +10,14 @@ from ....spec.problem import Problem
 from ...target import Target
 from .. import choose
 from ..axes import is_wide
-from ..cost import HOPEFUL
 from ..launches import channels
+from ..patches import met
 from ..records import Plan
 from .boxes import boxes, shapes, staged
-from .cost import seconds
+from .cost import NARROW, seconds
 from .fold import folded
-from .launches import Candidate, scatters, settle, stored
-from .tensors import Operands, input_parts, seen
+from .launches import Candidate, scatters, settle, staged_bytes, stored, stores
+from .tensors import Operands, input_parts, seen, seen_in_lines
 from .views import Space, space
 from .ways import Way, ways
 
@@ -26,38 +26,42 @@ SPARE = 2048  # bytes of shared memory for barriers
 
 def plan(p: Problem, target: Target, precision: str = "default") -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
-    found = plan_as_it_is(p, target, precision)
+    precision = "bf16x6" if precision == "default" else precision
+    p = met(p) if p.dtype == "f32" and precision == "bf16x6" else p
+    found = plan_as_it_is(p, target, precision, space(p))
     other = folded(p)
     if other is not None:
         told = "the pixels of a window are read as channels, its rows as planes"
-        turned = plan_as_it_is(other, target, precision)
+        turned = plan_as_it_is(other, target, precision, space(other))
         if not isinstance(turned, str) and (isinstance(found, str) or turned.seconds < found.seconds):
             return replace(turned, notes=(told, *turned.notes))
     return found
 
 
-def plan_as_it_is(p: Problem, target: Target, precision: str) -> Plan | str:
+def plan_as_it_is(p: Problem, target: Target, precision: str, s: Space) -> Plan | str:
     """The plan for a problem by the axes that it has."""
     operands = operands_of(p, precision)
     reason = refusal(p, precision)
     if reason or operands is None:
         return reason
-    s = space(p)
-    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    given = (seen_in_lines if s.lines else seen)(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if operands.parts == 1 and isinstance(given, str):
         return given
+    if s.lines and s.stride[2] > 1 and p.wanted == "y":
+        return "it takes every pixel of a row"
     found = [candidate for way in ways(p, s, operands) for candidate in candidates(p, s, way, target)]
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
-    if stored(p, s, best.way, best.shape.columns) == "plain" and scatters(p, s, best.way):
+    store = stored(p, s, best.way, best.shape.columns, best.box.has_lines)
+    if store == "plain" and scatters(p, s, best.way):
         return "results would be written one by one"
     if operands.parts > 1:
         plain = choose.plan(p, target, precision)
         if prod(input_parts(p, s).shape) >= 3 * 2**31:
             return "offsets take 64 bits"
-        if not isinstance(plain, str) and plain.seconds * HOPEFUL <= best.seconds:
-            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * HOPEFUL * 1e6:.0f}"
+        if not isinstance(plain, str) and plain.seconds <= best.seconds:
+            return f"in three parts it takes {best.seconds * 1e6:.0f} us, at once {plain.seconds * 1e6:.0f}"
     return settle(p, s, best, target)
 
 
@@ -71,13 +75,11 @@ def operands_of(p: Problem, precision: str) -> Operands | None:
 
 def refusal(p: Problem, precision: str) -> str:
     """What this level does not compute."""
-    default = p.dtype == "f32" and precision == "default"
     reasons = {
         "it makes y and x": p.wanted == "w",
         "no product reaches the result": not p.flops,
-        "its sums of f32 are not as exact as plain ones, since matrix units cut them off": default,
         "f64 has other matrix units": p.dtype == "f64",
-        f"it does not take f32 in {precision}": not default and operands_of(p, precision) is None,
+        f"it does not take f32 in {precision}": operands_of(p, precision) is None,
         "offsets take 64 bits": is_wide(p),
         "products of so few channels are taken one by one": p.g > 1 and p.cx * p.cy < 4,
         f"groups of {p.wanted} do not lie side by side": p.g > 1 and not _follows(p),
@@ -98,10 +100,13 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
     item = way.operands.item
     for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
-        store = stored(p, s, way, shape.columns)
-        label = "scattered" if store == "plain" and scatters(p, s, way) else store
-        room = target.shared - SPARE - (0 if store == "plain" else shape.results * 2)
+        both = {lines: stored(p, s, way, shape.columns, lines) for lines in (False, True)}
         for box in boxes(shape, way.steps, p.n, way.rows):
+            if s.lines and not box.has_lines:
+                continue
+            store = both[box.has_lines]
+            label = stores(p, s, way, store)
+            room = target.shared - SPARE - staged_bytes(p, shape, store)
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
             tiles = (
                 way.column_tiles(p, shape.columns),
@@ -111,4 +116,6 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             )
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
-                    yield Candidate(seconds(p, way, shape, fitted, target, label), way, shape, fitted, tiles)
+                    expected = seconds(p, way, shape, fitted, target, label)
+                    expected *= NARROW.get(box.size[3], 1.0) if s.lines else 1.0
+                    yield Candidate(expected, way, shape, fitted, tiles)

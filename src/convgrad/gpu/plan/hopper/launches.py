@@ -8,16 +8,30 @@ from typing import NamedTuple
 from ....dtypes import DTYPES
 from ....spec.problem import Ints, Problem
 from ...target import Target
-from ..axes import LAST, factors, strides, three
+from ..axes import LAST
 from ..launches import channels
 from ..records import Constants, Descriptor, Launch, Plan, Values
 from .boxes import Box, Shape, power
-from .tensors import PARTS, WEIGHTS, Seen, Weights, input_parts, natural, packed, rows_more, seen, views_of
+from .parts import splitting
+from .tensors import (
+    PARTS,
+    WEIGHTS,
+    Seen,
+    Weights,
+    input_parts,
+    natural,
+    packed,
+    rows_more,
+    seen,
+    seen_in_lines,
+    views_of,
+)
 from .views import Space, arranged_strides
 from .ways import Way, meeting
 
 SOURCES = 8  # descriptors of the input that the kernel takes
 RESULTS = 4  # those of the results
+TURNED = 32  # columns of 32 bits that are turned at a time
 FEW = 4  # channels of x that may come between pixels within a stride
 PACK_ROWS, PACK_DEPTH = 32, 32  # of weights that a program packs
 
@@ -46,9 +60,10 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         launches = (pack_launch(p, s, best, weights),)
         areas = ((WEIGHTS, prod(weights.shape) * way.operands.item),)
     if way.operands.parts > 1:
-        launches = (split_launch(p, s), *launches)
-        areas += ((PARTS, prod(input_parts(p, s).shape) * way.operands.item),)
-    store = stored(p, s, way, shape.columns)
+        splits = splitting(p, "x" if p.wanted == "y" else "y", PARTS, way.operands.parts)
+        launches = (splits.launch, *launches)
+        areas += ((PARTS, splits.size),)
+    store = stored(p, s, way, shape.columns, box.has_lines)
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
         f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
@@ -60,6 +75,10 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         f"weights {'stay in' if box.resident else 'pass through'} shared memory, {box.b_stages} blocks at once",
         f"{prod(best.tiles)} tiles for {target.multiprocessors} multiprocessors; results are stored by {store}",
     ]
+    if way.operands.parts > 1:
+        notes.append(
+            f"f32 is taken apart first; {way.operands.products} products of parts in bf16, added by plain units"
+        )
     if way.groups > 1:
         notes.append(f"channels of {way.groups} groups share a product, with zeros between them")
     if way.inner:
@@ -78,22 +97,46 @@ def result_strides(p: Problem, s: Space) -> Ints:
     return (*of[:2], of[1], *of[3:]) if p.g > 1 and channels(p)[1] == 1 else of
 
 
-def stored(p: Problem, s: Space, way: Way, columns: int) -> str:
-    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them."""
-    if DTYPES[p.out_dtype].size != 2 or p.accumulate:
+def stored(p: Problem, s: Space, way: Way, columns: int, lines: bool) -> str:
+    """How results are stored: by the copy engine, in pieces of channels or pixels, or as matrix units leave them.
+
+    `lines` says whether pixels of a box fill lines, which the copy engine may store as well.
+    """
+    size = DTYPES[p.out_dtype].size
+    of = result_strides(p, s)
+    steady = p.wanted == "y" or prod(s.stride) == 1
+    turned = of[LAST] == 1 and of[2] != 1 and not way.inner and steady
+    if size != 2:
+        return "turned" if turned and size == 4 else "plain"
+    if p.accumulate:  # what waits in shared memory has been rounded
         return "plain"
     # Copies write whole tiles of what lies side by side.
     dense = way.groups == p.g or way.columns % columns == 0
-    steady = p.wanted == "y" or prod(s.stride) == 1
     few = p.wanted == "y" or (len(way.views) <= RESULTS and not way.inner)
     if dense and few and isinstance(seen(p, p.wanted, s.made, s.order), Seen):
         return "copy"
+    whole = len(way.views) == way.loops and not way.inner
+    if dense and lines and whole and isinstance(result_in_lines(p, s), Seen):
+        return "lines"
     # Neighbouring columns are neighbours in memory, or neighbouring pixels.
-    of = result_strides(p, s)
     run = way.inner * (s.stride[2] if is_merged(p, s, way) else 1)
     if of[2] == 1 and run % 4 == 0:
         return "rows"
-    return "turned" if of[LAST] == 1 and of[2] != 1 and not way.inner and steady else "plain"
+    return "turned" if turned else "plain"
+
+
+def staged_bytes(p: Problem, shape: Shape, store: str) -> int:
+    """Bytes of shared memory that results take on their way out; of 32 bits, some columns at a time."""
+    item = DTYPES[p.out_dtype].size
+    columns = shape.columns if item == 2 else min(TURNED, shape.columns)
+    return 0 if store == "plain" else 2 * shape.half * columns * item
+
+
+def result_in_lines(p: Problem, s: Space) -> Seen | str:
+    """The result as the copy engine stores it where pixels lie side by side."""
+    if p.wanted == "x" and s.stride[2] > 1:
+        return "every pixel belongs to another phase than its neighbour"
+    return seen_in_lines(p, p.wanted, s.made, s.order)
 
 
 def scatters(p: Problem, s: Space, way: Way) -> bool:
@@ -105,9 +148,16 @@ def scatters(p: Problem, s: Space, way: Way) -> bool:
     return of[LAST] != 1 or phases or way.inner > FEW
 
 
+def stores(p: Problem, s: Space, way: Way, store: str) -> str:
+    """What the model calls a way to store."""
+    if store == "plain" and scatters(p, s, way):
+        return "scattered"
+    return "apart" if store == "plain" and result_strides(p, s)[2] != 1 and not way.inner else store
+
+
 def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
     """The boxes of the input for all views; with more rows than tiles have, those of these rows come after them."""
-    given = seen(p, "x" if p.wanted == "y" else "y", s.given, s.order)
+    given = (seen_in_lines if s.lines else seen)(p, "x" if p.wanted == "y" else "y", s.given, s.order)
     if best.way.operands.parts > 1:
         given = input_parts(p, s)
     assert isinstance(given, Seen)
@@ -122,9 +172,9 @@ def inputs_of(p: Problem, s: Space, best: Candidate) -> tuple[Descriptor, ...]:
 
 def results_of(p: Problem, s: Space, best: Candidate, store: str) -> tuple[Descriptor, ...]:
     """Halves of boxes of the results for all phases, if the copy engine stores them."""
-    if store != "copy":
+    if store not in ("copy", "lines"):
         return inputs_of(p, s, best)[:1] * RESULTS
-    made = seen(p, p.wanted, s.made, s.order)
+    made = result_in_lines(p, s) if store == "lines" else seen(p, p.wanted, s.made, s.order)
     assert isinstance(made, Seen)
     box = (*half(best.box.size), best.shape.columns)
     phases = [view.phase for view in best.way.views] if p.wanted == "x" else [(0, 0, 0)]
@@ -169,7 +219,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("TAP_STEPS", weights.tap_steps),
         ("KSTEP", way.tap_step),
         ("OSTEP", way.step),
-        ("BOX", box.size),
+        ("BOX", (*box.size, int(s.lines))),
         ("ROWS", box.rows),
         ("PARTS", way.operands.parts),
         ("MORE", box.more),
@@ -184,7 +234,7 @@ def gather_launch(p: Problem, s: Space, best: Candidate, weights: Weights, store
         ("INNER", way.inner),
         ("MERGED", is_merged(p, s, way)),
         ("OUT_UNIT", unit),
-        ("PIECE", min(8, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
+        ("PIECE", min(16 // DTYPES[p.out_dtype].size, box.size[3], _power_of(way.steps[2])) if unit == LAST else 1),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
         ("PROGRAMS", programs),
@@ -247,26 +297,3 @@ def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Laun
     programs = rows // min(PACK_ROWS, shape.columns) * count * (depth // constants[-1][1])
     tensors = (("w", p.dtype), (WEIGHTS, way.operands.dtype))
     return Launch("pack", programs, tensors, values, constants, 4, 1, "hopper.pack")
-
-
-def split_launch(p: Problem, s: Space) -> Launch:
-    """The launch that takes the input apart."""
-    role = "x" if p.wanted == "y" else "y"
-    of, sizes = strides(p, role), three(p).sizes(role)
-    parts = input_parts(p, s)
-    group = p.shape(role)[2]
-    dense = of[2] == 1 and (p.g == 1 or of[1] == group)
-    space = next((axis for axis in (5, 4, 3) if of[axis] == 1), -1)
-    values: Values = (
-        ("given_strides", of),
-        ("sizes", sizes),
-        ("size_factors", factors(sizes)),
-        ("group_channels", group),
-        ("all_channels", p.g * group),
-        ("made", parts.shape[-1]),
-        ("part_stride", prod(parts.shape) // 3),
-    )
-    pixels, channels = (16, 64) if dense or parts.shape[-1] > 32 else (64, 16)
-    constants: Constants = (("UNIT", 2 if dense else space), ("PIXELS", pixels), ("CHANNELS", channels))
-    programs = ceil(prod(sizes) / pixels) * ceil(parts.shape[-1] / channels) * p.n
-    return Launch("split", programs, ((role, p.dtype), (PARTS, "bf16")), values, constants, 4, 1, "hopper.split")

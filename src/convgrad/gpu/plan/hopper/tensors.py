@@ -42,17 +42,23 @@ class Seen(NamedTuple):
     dtype: str
     shape: Ints
     strides: Ints
+    lines: bool = False  # whether pixels come last, behind channels
 
     def descriptor(self, box: Ints, phase: Ints = (0, 0, 0), stride: Ints = (1, 1, 1)) -> Descriptor:
         """A box of it by (row, plane, image, pixel, channel), at one phase of a stride on planes, rows and pixels."""
         planes, rows, pixels = phase
-        by = (stride[1], stride[0], 1, stride[2], 1)
-        start = (rows, planes, 0, pixels, 0)
+        by = self._ordered((stride[1], stride[0], 1, stride[2], 1))
+        start = self._ordered((rows, planes, 0, pixels, 0))
+        box = self._ordered(box)
         shape = tuple(ceil((size - at) / s) for size, at, s in zip(self.shape, start, by, strict=True))
         strides = tuple(size * s for size, s in zip(self.strides, by, strict=True))
         offset = sum(at * s for at, s in zip(start, self.strides, strict=True))
         swizzle = min(128, box[-1] * DTYPES[self.dtype].size)
         return Descriptor(self.role, self.dtype, shape, strides, box, swizzle, offset)
+
+    def _ordered(self, values: Ints) -> Ints:
+        """Of (row, plane, image, pixel, channel), what the copy engine is told."""
+        return (*values[:3], values[4], values[3]) if self.lines else values
 
 
 def seen(p: Problem, role: Role, sizes: Ints, order: Ints) -> Seen | str:
@@ -68,6 +74,21 @@ def seen(p: Problem, role: Role, sizes: Ints, order: Ints) -> Seen | str:
     if any(s <= 0 or s % unit for s in strides):
         return f"strides of {role} are no multiples of {ALIGNED} bytes"
     return Seen(role, dtype, (*shape, p.g * count), (*strides, 1))
+
+
+def seen_in_lines(p: Problem, role: Role, sizes: Ints, order: Ints) -> Seen | str:
+    """The same of a tensor whose pixels lie side by side, and its channels apart."""
+    n, g, c, planes, rows, pixels = arranged_strides(p, role, order)
+    count, dtype = p.cx if role == "x" else p.cy, p.dtype_of(role)
+    if pixels != 1 or (p.g > 1 and g != count * c):
+        return f"pixels of {role} do not lie side by side"
+    unit = ALIGNED // DTYPES[dtype].size
+    channel = c if count > 1 else g
+    shape = (sizes[1], sizes[0], p.n, p.g * count)
+    strides = tuple(s if size > 1 else unit for size, s in zip(shape, (rows, planes, n, channel), strict=True))
+    if any(s <= 0 or s % unit for s in strides):
+        return f"strides of {role} are no multiples of {ALIGNED} bytes"
+    return Seen(role, dtype, (*shape, sizes[2]), (*strides, 1), True)
 
 
 class Weights(NamedTuple):

@@ -15,7 +15,7 @@ from ..axes import strides, three
 
 
 class Space(NamedTuple):
-    """Sizes on the three axes: planes, rows and pixels."""
+    """Sizes on the three axes: planes, rows and pixels. With `lines`, pixels lie innermost in memory."""
 
     order: Ints  # which of the problem's three axes they are
     given: Ints  # sizes of the input of the gather
@@ -24,6 +24,7 @@ class Space(NamedTuple):
     stride: Ints
     dilation: Ints
     pad: Ints
+    lines: bool = False
 
 
 class View(NamedTuple):
@@ -47,19 +48,23 @@ class View(NamedTuple):
         return self._replace(phase=(0, 0, 0)).entries
 
 
-def space(p: Problem) -> Space:
-    """The axes of a problem."""
+def space(p: Problem, lines: bool = False) -> Space:
+    """The axes of a problem. Where pixels are to be lines, they are the last axis."""
     axes = three(p)
     given, made = (axes.x, axes.y) if p.wanted == "y" else (axes.y, axes.x)
     single = [at for at in range(3) if axes.stride[at] == 1]
-    rows = max(range(3), key=lambda at: (at in single and axes.w[at] > 1, axes.w[at], made[at], at == 1))
-    planes, pixels = sorted((at for at in range(3) if at != rows), key=lambda at: (made[at] > 1, at))
+    axes_of_rows = range(2 if lines else 3)
+    rows = max(axes_of_rows, key=lambda at: (at in single and axes.w[at] > 1, axes.w[at], made[at], at == 1))
+    planes, pixels = sorted((at for at in range(3) if at != rows), key=lambda at: (lines or made[at] > 1, at))
     order = (planes, rows, pixels)
 
     def arranged(of: Ints) -> Ints:
         return tuple(of[at] for at in order)
 
-    return Space(order, *map(arranged, (given, made, axes.w, axes.stride, axes.dilation, axes.pad)))
+    given, made, kernel, stride, dilation, pad = map(
+        arranged, (given, made, axes.w, axes.stride, axes.dilation, axes.pad)
+    )
+    return Space(order, given, made, kernel, stride, dilation, pad, lines)
 
 
 def arranged_strides(p: Problem, role: Role, order: Ints) -> Ints:

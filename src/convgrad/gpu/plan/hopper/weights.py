@@ -14,10 +14,14 @@ from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ....dtypes import DTYPES
-from ....spec.problem import Ints, Problem
+from ....spec.problem import Ints, Problem, Role
 from ...target import Target
+from .. import choose
 from ..axes import is_wide, strides, three
+from ..patches import met
 from ..records import PARTS, Constants, Descriptor, Launch, Plan, Values
+from .parts import seconds as split_seconds
+from .parts import splitting
 
 _PARTS = {1: 1, 3: 2, 6: 3}
 
@@ -25,17 +29,29 @@ LAID = {"x": "x, laid anew", "y": "y, laid anew"}
 """The names of the areas for x and y in parts, or with taps as channels."""
 
 MOST_FOLDED = 1024  # such channels
+FEW = 32  # channels of x, below which its taps may be channels
 PARTS_OF = {"bf16x6": (3, 6), "tf32": (2, 3)}
 """Into how many parts in bf16 a number of f32 is cut, and how many pairs of them count."""
 
 MOST_WORKSPACE = 256 << 20
 ALIGN = 16  # bytes
+WHOLE = 64  # bytes of a pixel's taps in f32: with fewer at a time, a copy takes longer
 STEPS = 8  # elements, from which the copy engine takes one, at most
+LINE = 16  # pixels, at least, of a box whose pixels lie side by side
 BOX = 256  # elements of an axis of a box, at most
 REGISTERS = 192  # of a thread, for sums
+REGISTERS_OF_PARTS = 160  # of numbers in three parts: what a box brings waits until it is added
+SECOND_CACHE = 40 << 20  # bytes of tensors that stay in it
+AGAIN = 3  # times that larger ones are read, where programs of different tiles are at different pixels
 MOST_PARTS = 96  # of the units, where each has boxes of its own
 CACHE_BYTES = 33  # of blocks that a multiprocessor gets in a cycle
+RUN = 2.5  # cycles of a run of 128 bytes or fewer, of a box in parts
+PIECE = 2.8  # cycles of a piece of a box, however few bytes it has
+MOST_LOSS = 0.035  # of all programs, that may have nothing to do so that no tile ends within a run
 STAGE = 24  # cycles of a stage besides
+ARRIVES = 1500  # cycles until a box arrives
+SHARED_BYTES = 128  # that shared memory moves in a cycle
+IN_TF32 = 1.13  # times as many cycles as were fitted: the clock is lower under such loads
 PROGRAM = 4e-6  # seconds before the first products
 STORE = 40.0  # GB/s, at which a multiprocessor writes the sums of a tile
 FINISH = 5e-6  # seconds of adding slots, besides their bytes
@@ -47,6 +63,7 @@ class Laying(NamedTuple):
 
     launch: Launch
     size: int
+    seconds: float = 0.0  # that it is expected to take
 
     @property
     def area(self) -> tuple[str, int]:
@@ -61,6 +78,7 @@ class Side(NamedTuple):
     channels: int  # of a group
     sizes: Ints  # of three axes
     strides: Ints  # of these and of n, in elements
+    channel: int = 1  # from one channel to the next
 
     def ordered(self, order: Ints) -> Side:
         """The same with its axes in another order."""
@@ -92,13 +110,25 @@ class View(NamedTuple):
 
     x: Side
     y: Side
-    images: int  # of all pairs of parts
+    images: int
     pairs: int  # of parts of numbers of f32
     item: int  # bytes of an element that is multiplied: 4 of tf32
     groups: int
     taps: Taps
     w: Result
     order: Ints = (0, 1, 2)  # of the problem's axes
+    lines: str = ""  # of which tensors pixels of the last axis lie side by side, and channels apart: "y" or "xy"
+
+    @property
+    def parts(self) -> int:
+        """Parts of a number."""
+        return _PARTS[self.pairs]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of x and y as the kernel reads them."""
+        elements = sum(side.channels * prod(side.sizes) for side in (self.x, self.y))
+        return elements * self.groups * self.images * self.parts * self.item
 
     def ordered(self, order: Ints) -> View:
         """The same with its axes in another order."""
@@ -158,19 +188,40 @@ class Cut:
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.pixels * self.columns * self.split + self.room * self.block * self.units) * self.item
+        pixels = self.pixels * self.columns * self.split + self.room * self.block * self.units
+        return pixels * self.item * self.view.parts
 
     @property
     def copied(self) -> int:
         """Bytes that are copied for it."""
-        return self.stage - (self.room - self.rows) * self.block * self.units * self.item
+        return self.stage - (self.room - self.rows) * self.block * self.units * self.item * self.view.parts
+
+    @property
+    def copied_runs(self) -> int:
+        """Runs of 128 bytes or fewer that are copied for it."""
+        per = 128 // self.item
+        of_y, of_x = (ceil(channels / per) for channels in (self.columns, self.block))
+        return (self.pixels * self.split * of_y + self.rows * self.units * of_x) * self.view.parts
+
+    @property
+    def products(self) -> int:
+        """Sums of 64 by the columns of a group of warps that both groups take, the slower one twice."""
+        return 2 * (self.sums if self.split == 2 else ceil(self.sums / 2))
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of shared memory's rows, of 128 bytes at most, that are copied for a stage."""
+        y = self.columns * self.split * self.pixels // min(self.box[3], 64)
+        if not self.view.lines:
+            y = self.pixels * ceil(self.columns * self.split / 64)
+        x = self.block * self.pixels // min(self.box[3], 64) if "x" in self.view.lines else self.rows
+        return y + x * self.units
 
     @property
     def registers(self) -> int:
         """Of a thread, for sums."""
-        many = self.sums if self.split == 2 else ceil(self.sums / 2)
-        # In bf16x6 there are sums of some boxes, and those of all.
-        return many * self.columns // 2 * (2 if self.view.pairs == 6 else 1)
+        # In bf16x6, what a box brings to a sum is added to it.
+        return (self.products // 2 + (1 if self.view.pairs == 6 else 0)) * self.columns // 2
 
     @property
     def group_blocks(self) -> int:
@@ -218,11 +269,6 @@ class Cut:
             return (0, 0)
         return (0, *accumulate(self._boxes(self._spans(part)) for part in range(self.unit_parts - 1)))
 
-    @property
-    def grid(self) -> int:
-        """Boxes of some images."""
-        return prod(ceil(size / side) for size, side in zip(self.view.y.sizes, self.sides, strict=True))
-
     def _boxes(self, spans: list[tuple[int, int]]) -> int:
         counts = [ceil(max(0, end - begin) / size) for (begin, end), size in zip(spans, self.sides, strict=True)]
         return prod(counts) * ceil(self.view.images / self.box[2])
@@ -260,7 +306,7 @@ class Cut:
         """What the kernel calls WALK."""
         view = self.view
         taps = (*view.taps.kernel, *view.taps.stride, *view.taps.dilation, *view.taps.pad)
-        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip))
+        return (*taps, *self.box, self.step, self.taps, self.units, int(self.skip), len(self.view.lines))
 
 
 def _width(channels: int, blocks: int, item: int) -> int:
@@ -273,37 +319,46 @@ def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     """The plan for a problem, or why there is none."""
     if p.wanted != "w":
         return "it takes weight gradients"
+    precision = "bf16x6" if precision == "default" else precision
     if p.dtype == "f32":
-        if precision == "default":
-            return "tensor cores cut sums of f32 off, and what it does about that was not measured yet"
+        p = met(p) if precision == "bf16x6" else p
         if precision not in PARTS_OF:
             return f"it takes f32 by {' and '.join(PARTS_OF)}"
     elif p.dtype not in ("bf16", "f16"):
         return "it takes f32, bf16 and f16"
     if p.bias_stride is not None:
         return "it adds no bias"
+    if precision == "tf32" and p.dtype == "f32" and p.cx >= FEW and _lies_apart(p):
+        return "channels do not lie side by side: with copies, products are quicker than those of parts"
     if not p.flops:
         return "there is no product"
-    found = views(p, precision)
-    if isinstance(found, str):
-        return found
+    found = views(p, precision, target)
+    return found if isinstance(found, str) else best_of(p, found, target, precision)
+
+
+def best_of(
+    p: Problem, found: list[tuple[View, tuple[Laying, ...]]], target: Target, precision: str = "default"
+) -> Plan | str:
+    """The plan by the best cut of these views."""
     best, time = None, 0.0
     for view, before in found:
-        laid = sum(lay_seconds(laying, target) for laying in before)
+        laid = sum(laying.seconds for laying in before)
         for cut in cuts(view, view.item, target):
             expected = seconds(p, cut, target)
             if expected and (best is None or expected + laid < time):
                 best, time = (cut, before), expected + laid
     if best is None:
         return "no tile of it fits into shared memory, or its sums not into a workspace"
+    if p.dtype == "f32" and precision == "bf16x6":
+        plain = choose.plan(p, target, precision)
+        if not isinstance(plain, str) and plain.seconds <= time:
+            return f"in three parts it takes {time * 1e6:.0f} us, at once {plain.seconds * 1e6:.0f}"
     return settle(p, target, *best, time)
 
 
 def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], time: float) -> Plan:
     """The plan of a cut."""
-    programs = min(target.multiprocessors, cut.whole * cut.group_blocks)
-    if cut.item == 4:
-        before = (_lay_boxes(p, cut),)
+    programs = programs_of(p, cut, target)
     launches = (*(laying.launch for laying in before), _sums(p, target, cut, programs), _finish(p, cut, programs))
     areas = ((PARTS, slots(cut, programs) * _slot_bytes(cut)), *(laying.area for laying in before))
     taps = f", {cut.taps} taps from one box" if cut.taps > 1 else ""
@@ -316,11 +371,35 @@ def settle(p: Problem, target: Target, cut: Cut, before: tuple[Laying, ...], tim
     if (many := prod(cut.view.w.fold)) > 1:
         notes.append(f"{many} taps of {p.cx} channels of x are laid side by side first")
     if cut.view.pairs > 1:
-        notes.append(f"products of f32 as {cut.view.pairs} products of parts in bf16")
+        notes.append(f"products of f32 as {cut.view.pairs} products of parts in bf16, all of a box together")
     size = (64 * cut.sums, cut.columns * cut.split, cut.pixels)
     does = "matrix products over boxes of pixels by warps with roles, slots of sums added in their order"
     precision = f"bf16x{cut.view.pairs}" if cut.view.pairs > 1 else "tf32" if cut.view.item == 4 else ""
     return Plan("weights_boxes", does, launches, areas, time, tuple(notes), precision, size, programs)
+
+
+def is_plain(cut: Cut) -> bool:
+    """Whether tiles of 16-bit numbers are equally long, and read the same tensors."""
+    return cut.item == 2 and cut.view.pairs == 1 and not cut.skip and cut.view.groups == 1
+
+
+def programs_of(p: Problem, cut: Cut, target: Target) -> int:
+    """As many programs as multiprocessors or, where it pays, so many that each tile has equally many.
+
+    These read the same pixels at the same time: what one of them brings into the second cache serves the others, too.
+    """
+    most = min(target.multiprocessors, cut.whole * cut.group_blocks)
+    even = most // cut.tiles * cut.tiles
+    if is_plain(cut):
+        return even if even >= (1 - MOST_LOSS) * most else most
+    if cut.skip or even in (0, most) or not _is_read_again(p, cut):
+        return most
+    return min(most, even, key=lambda programs: _seconds(p, cut, target, programs))
+
+
+def _is_read_again(p: Problem, cut: Cut) -> bool:
+    """Whether several tiles read what the second cache does not hold. In 16 bits that was not looked at."""
+    return cut.item == 4 and p.bytes > SECOND_CACHE and cut.tiles > cut.group_blocks
 
 
 def slots(cut: Cut, programs: int) -> int:
@@ -332,43 +411,75 @@ def _slot_bytes(cut: Cut) -> int:
     return cut.sums * 64 * cut.columns * cut.split * 4
 
 
-def views(p: Problem, precision: str) -> list[tuple[View, tuple[Laying, ...]]] | str:
+def views(p: Problem, precision: str, target: Target) -> list[tuple[View, tuple[Laying, ...]]] | str:
     """How the kernel may see the problem, each way with what has to be launched first; or why it cannot."""
     axes = three(p)
     most = max(p.n * prod(axes.x), p.n * prod(axes.y), *(d * k for d, k in zip(axes.dilation, axes.w, strict=True)))
     if most >= 2**28:
         return "sizes go beyond 31 bits"
+    if precision == "tf32" and p.dtype == "f32" and (in_tf32 := _in_tf32(p, target)):
+        return in_tf32
     parts, pairs = PARTS_OF[precision] if p.dtype == "f32" else (1, 1)
     sides: dict[str, Side | str] = {}
+    lines = ""
     before: list[Laying] = []
     for role, channels in (("x", p.cx), ("y", p.cy)):
-        side = _as_it_is(p, role, channels) if parts == 1 else _in_parts(p, role, channels)
-        if parts > 1 and not isinstance(side, str):
-            before.append(_lay(p, role, side._replace(channels=p.g * channels), (1, 1, 1), parts))
-        sides[role] = side
+        if parts > 1:
+            splits = splitting(p, role, LAID[role], parts)
+            before.append(Laying(splits.launch, splits.size, split_seconds(p, splits, target)))
+            sides[role] = _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
+        else:
+            sides[role] = _as_it_is(p, role, channels)
     x, y = sides["x"], sides["y"]
+    if isinstance(y, str) and parts == 1 and not isinstance(found_y := in_lines(p, "y", p.cy), str):
+        y, lines = found_y, "y"
     if isinstance(y, str):
         return y
     found: list[tuple[View, tuple[Laying, ...]]] = []
     direct = x if isinstance(x, str) else look(p, x, y, pairs)
     if not isinstance(direct, str):
         found.append((direct, tuple(before)))
-    few = p.cx < 32 or prod(p.y) * prod(p.w) <= 2 * prod(p.x)
-    if p.g == 1 and few and (isinstance(direct, str) or prod(p.w) > 1):
-        found += folded(p, y, pairs, tuple(before[-1:]))
-    in_tf32 = _in_tf32(p) if precision == "tf32" and p.dtype == "f32" else ""
-    if not isinstance(in_tf32, str):
-        found.append((in_tf32, ()))
+    if _has_few(p) and (isinstance(direct, str) or prod(p.w) > 1):
+        found += folded(p, y, pairs, tuple(before[-1:]), target)
+    if lines:
+        found = [(view._replace(lines=lines), laid) for view, laid in found if view.y.strides[2] == 1]
     return found or str(direct)
 
 
-def _in_tf32(p: Problem) -> View | str:
-    """The problem with numbers of f32 as they are: x where it lies, y laid in the order of boxes."""
-    x = _as_it_is(p, "x", p.cx)
-    if isinstance(x, str):
-        return x
-    y = _in_parts(p, "y", p.cy)
-    return y if isinstance(y, str) else look(p, x, y, 1, 4)
+def _has_few(p: Problem) -> bool:
+    """Whether taps may be channels: where x has few of them, or is no smaller with taps."""
+    return p.g == 1 and (p.cx < FEW or prod(p.y) * prod(p.w) <= 2 * prod(p.x))
+
+
+def _lies_apart(p: Problem) -> bool:
+    """Whether channels of x or y do not lie side by side."""
+    return any(p.strides(role)[2] != 1 for role, channels in (("x", p.cx), ("y", p.cy)) if channels > 1)
+
+
+def in_lines(p: Problem, role: Role, channels: int) -> Side | str:
+    """A tensor of 16 bits whose pixels lie side by side, as the copy engine takes it, or why it does not."""
+    n, g, c, *of = strides(p, role)
+    sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
+    if of[2] != 1 or (p.g > 1 and g != channels * c):
+        return f"pixels of {role} do not lie side by side"
+    channel = c if channels > 1 else g if p.g > 1 else max(n, 1)
+    pairs = [*zip((*sizes[:2], p.n), (*of[:2], n), strict=True), (p.g * channels, channel)]
+    if any(size > 1 and (step <= 0 or step * item % ALIGN) for size, step in pairs):
+        return f"steps of {role} are no multiples of {ALIGN} bytes"
+    # A stride that no element uses still has to be one that the copy engine takes.
+    most = max([step for size, step in pairs if size > 1], default=ALIGN)
+    made = tuple(step if size > 1 else most for size, step in pairs)
+    return Side(role, channels, sizes, (*made[:2], 1, made[2]), made[3])
+
+
+def _in_tf32(p: Problem, target: Target) -> list[tuple[View, tuple[Laying, ...]]]:
+    """The problem with numbers of f32 where they lie, and with taps as channels; nothing if channels do not fit."""
+    x, y = _as_it_is(p, "x", p.cx), _as_it_is(p, "y", p.cy)
+    if isinstance(y, str):
+        return []
+    view = x if isinstance(x, str) else look(p, x, y, 1, 4)
+    found: list[tuple[View, tuple[Laying, ...]]] = [] if isinstance(view, str) else [(view, ())]
+    return found + folded(p, y, 1, (), target, 4) if _has_few(p) and (not found or prod(p.w) > 1) else found
 
 
 def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
@@ -385,17 +496,10 @@ def _as_it_is(p: Problem, role: str, channels: int) -> Side | str:
     return Side(role, channels, sizes, tuple(step if size > 1 else most for size, step in pairs))
 
 
-def _in_parts(p: Problem, role: str, channels: int) -> Side | str:
-    """A tensor of f32 as it lies after it was cut into parts, or why that would take too long."""
-    _, g, c, *_ = p.strides(role)
-    if (channels > 1 and c != 1) or (p.g > 1 and g != channels):
-        return f"channels of {role} do not lie side by side"
-    return _laid(p, role, three(p).sizes(role), p.g * channels)._replace(channels=channels)
-
-
-def _laid(p: Problem, role: str, sizes: Ints, channels: int) -> Side:
+def _laid(p: Problem, role: str, sizes: Ints, channels: int, item: int = 2) -> Side:
     """A tensor that is laid anew."""
-    width = ceil(channels * 2 / ALIGN) * ALIGN // 2
+    piece = (ALIGN if item == 2 else WHOLE) // item
+    width = ceil(channels / piece) * piece
     steps = (sizes[1] * sizes[2] * width, sizes[2] * width, width, prod(sizes) * width)
     return Side(LAID[role], channels, sizes, steps)
 
@@ -414,10 +518,10 @@ def look(p: Problem, x: Side, y: Side, pairs: int, item: int = 2) -> View | str:
             stride[axis] = 1
     taps = Taps(axes.w, tuple(stride), axes.dilation, axes.pad)
     seen = x._replace(sizes=tuple(sizes), strides=tuple(steps))
-    view = View(seen, y, pairs * p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
+    view = View(seen, y, p.n, pairs, item, p.g, taps, Result(strides(p, "w"), p.cx, axes.w))
     for axis in range(3):
         view = _unfolded(view, axis)
-    view = _merged(view) if item == 2 else view
+    view = _merged(view)
     return view if max(view.taps.stride) <= STEPS else f"a stride is above {STEPS}"
 
 
@@ -458,10 +562,11 @@ def _merged(view: View) -> View:
                     sizes[inner], sizes[outer] = sizes[inner] * sizes[outer], 1
                 break
     images = view.images
-    for inner in single if view.pairs == 1 else []:
+    for inner in single:
         if images > 1 and all(steps[3] == steps[inner] * sizes[inner] for sizes, steps in sides):
-            for sizes, _ in sides:
+            for sizes, steps in sides:
                 sizes[inner] *= images
+                steps[3] *= images  # from part to part
             images = 1
     x, y = (
         side._replace(sizes=tuple(sizes), strides=tuple(steps))
@@ -470,7 +575,9 @@ def _merged(view: View) -> View:
     return view._replace(x=x, y=y, images=images)
 
 
-def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[tuple[View, tuple[Laying, ...]]]:
+def folded(
+    p: Problem, y: Side, pairs: int, before: tuple[Laying, ...], target: Target, item: int = 2
+) -> list[tuple[View, tuple[Laying, ...]]]:
     """The problem with taps as channels of x: all of them, or all but some along the first axis."""
     axes, first = three(p), 3 - p.rank
     rows = [axes.w[first]]
@@ -482,102 +589,84 @@ def folded(p: Problem, y: Side, pairs: int, before: tuple[Laying, ...]) -> list[
         fold = tuple(some if axis == first else many for axis, many in enumerate(axes.w))
         kernel = tuple(left if axis == first else 1 for axis in range(3))
         sizes = tuple(size + (left - 1 if axis == first else 0) for axis, size in enumerate(axes.y))
-        x = _laid(p, "x", sizes, prod(fold) * p.cx)
-        laying = _lay(p, "x", x, fold, _PARTS[pairs])
+        x = _laid(p, "x", sizes, prod(fold) * p.cx, item)
+        laying = _lay(p, x, fold, (_PARTS[pairs], item), target)
         taps = Taps(kernel, (1, 1, 1), (1, 1, 1), (0, 0, 0))
-        view = _merged(View(x, y, pairs * p.n, pairs, 2, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
+        view = _merged(View(x, y, p.n, pairs, item, 1, taps, Result(strides(p, "w"), p.cx, axes.w, fold)))
         fits = x.channels <= MOST_FOLDED and p.n * prod(sizes) < 2**27 and laying.size <= MOST_WORKSPACE
         if fits:
             found.append((view, (laying, *before)))
     return found
 
 
-def lay_seconds(laying: Laying, target: Target) -> float:
-    """The time that it takes to lay a tensor anew."""
-    launch, size = laying
-    plain = prod(launch.constant("FOLD")) == 1
-    read = size * (1 if launch.constant("SPLIT") == 1 else 0.7) if plain else 0.2 * size
-    run = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
+def lay_seconds(launch: Launch, sizes: tuple[int, int], target: Target) -> float:
+    """The time that it takes to lay taps side by side, of so many bytes that are read and written."""
+    parts: int = launch.constant("SPLIT")
+    run: int = launch.constant("FOLD")[2] * launch.constant("CHANNELS")
     # Elements are read one by one where they do not come in pieces of 16 bytes.
-    each = 6 if plain else 8 if run % 8 == 0 else 30
-    instructions = size / 2 * each / (128 * target.multiprocessors * target.clock * 1e9)
-    return max((size + read) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
+    each = 8 if run % 8 == 0 and launch.constant("FLAT") else 30
+    elements = sizes[1] / DTYPES[launch.tensors[1][1]].size
+    instructions = elements * (each / parts + 4) / (128 * target.multiprocessors * target.clock * 1e9)
+    return max(1.1 * sum(sizes) / (target.bandwidth * 1e9 * 0.8), instructions) + FINISH
 
 
-def _lay(p: Problem, role: str, side: Side, fold: Ints, parts: int) -> Laying:
-    axes, of = three(p), strides(p, role)
-    plain = fold == (1, 1, 1) and side.sizes == axes.sizes(role)
+def _lay(p: Problem, side: Side, fold: Ints, kind: tuple[int, int], target: Target) -> Laying:
+    """x with taps as channels. `kind`: the parts of a number, and their bytes."""
+    (parts, item), axes, of = kind, three(p), strides(p, "x")
     width = side.strides[2]
-    columns = min(64, width & -width)
-    pixels = (2048 if columns == 64 else 8192) // columns
-    step = of[2] if p.shape(role)[2] > 1 else of[1] if p.g > 1 else 1
+    # Pieces of a row that several programs wrote took more than twice as long.
+    columns = min(64, 1 << (width - 1).bit_length())
+    pixels = 2048 // columns
+    step = of[2] if p.cx > 1 else 1
     channels = side.channels // prod(fold)
-    flat = step == 1 and (plain or (axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)))
+    flat = step == 1 and axes.dilation[2] == 1 and (axes.x[2] == 1 or of[5] == channels)
     values: Values = (
         ("x_strides", (of[0], step, *of[3:])),
         ("images", p.n),
     )
     constants: Constants = (
-        ("X_SIZES", axes.sizes(role)),
+        ("X_SIZES", axes.x),
         ("OUT_SIZES", side.sizes),
-        ("STEPS", (1, 1, 1) if plain else axes.stride),
+        ("STEPS", axes.stride),
         ("SPREAD", axes.dilation),
-        ("PADS", (0, 0, 0) if plain else axes.pad),
+        ("PADS", axes.pad),
         ("FOLD", fold),
         ("SPLIT", parts),
         ("CHANNELS", channels),
         ("WIDTH", width),
         ("FLAT", flat),
-        ("PLAIN", plain),
         ("PIXELS", pixels),
         ("COLUMNS", columns),
         ("WIDE", is_wide(p)),
     )
-    count = ceil(p.n * prod(side.sizes) / pixels) * (width // columns)
-    kind = "bf16" if p.dtype == "f32" else p.dtype
-    tensors = ((role, p.dtype), (LAID[role], kind))
-    launch = Launch("fold_taps", count, tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, p.n * prod(side.sizes) * width * parts * 2)
-
-
-def _lay_boxes(p: Problem, cut: Cut) -> Laying:
-    """y in the order of boxes, for products in tf32."""
-    y, of = cut.view.y, strides(p, "y")
-    channels = p.g * p.cy
-    counts = tuple(ceil(size / side) for size, side in zip(y.sizes, cut.sides, strict=True))
-    boxes = prod(counts) * ceil(p.n / cut.box[2])
-    tile = min(64, max(16, 1 << (channels - 1).bit_length()))
-    step = of[2] if p.cy > 1 else of[1] if p.g > 1 else 1
-    values: Values = (
-        ("y_strides", (of[0], step, *_ordered(of[3:], cut.view.order))),
-        ("y_sizes", y.sizes),
-        ("counts", counts),
-        ("images", p.n),
-        ("channels", channels),
-    )
-    constants: Constants = (("BOX_SIZES", cut.box), ("CHANNELS", tile), ("WIDE", is_wide(p)))
-    tensors = (("y", p.dtype), (LAID["y"], p.dtype))
-    launch = Launch("lay_boxes", boxes * ceil(channels / tile), tensors, values, constants, 4, 1, "hopper.weights")
-    return Laying(launch, boxes * channels * cut.pixels * 4)
+    size = p.n * prod(side.sizes) * width * parts * item
+    count = ceil(p.n * prod(side.sizes) / pixels) * ceil(width / columns)
+    dtype = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
+    launch = Launch("fold_taps", count, (("x", p.dtype), (LAID["x"], dtype)), values, constants, 4, 1, "hopper.weights")
+    return Laying(launch, size, lay_seconds(launch, (p.size("x") * DTYPES[p.dtype].size, size), target))
 
 
 def cuts(view: View, item: int, target: Target) -> Iterator[Cut]:
     """The ways to cut a view that are tried."""
+    most = REGISTERS_OF_PARTS if view.pairs == 6 else REGISTERS
     orders = [order for order in permutations(range(3)) if order[1] < order[2]]
+    if view.lines:
+        orders = [order for order in orders if order[2] == 2]
     for order in orders:
         seen = view.ordered(order)
         for taps, step, shift in _groups_of_taps(seen):
             if taps == 1 and order != orders[0]:
                 continue
             for skip in (False, True):
-                if skip and (item == 4 or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
+                # Boxes of what is left may begin anywhere, but lines at multiples of 16 bytes alone.
+                if skip and (view.lines or (taps > 1 and seen.taps.kernel[1:] == (1, 1)) or not any(seen.taps.pad)):
                     continue
                 for box in _boxes(seen, taps, shift, skip):
                     for units, block, columns, split, joined in _tiles(seen, taps, item):
                         cut = Cut(seen, box, taps, step, shift, units, block, columns, split, joined, skip, item)
                         if skip and not _is_worth_skipping(cut):
                             continue
-                        if cut.registers <= REGISTERS and _stages(cut, target) >= 2:
+                        if cut.registers <= most and _stages(cut, target) >= 2:
                             yield cut
 
 
@@ -618,9 +707,11 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
         for box in _four(pixels):
             if any(side * step > BOX for side, step in zip(box, stride, strict=True)):
                 continue
+            if view.lines and box[3] < LINE:
+                continue  # a line fills 32 bytes of shared memory at least
             if taps > 1 and (pixels // box[0]) % 8:
                 continue
-            if view.pairs > 1 and view.images // view.pairs % box[2]:
+            if view.pairs > 1 and view.images % box[2]:  # beyond its images, a part is followed by the next one
                 continue
             if skip and taps == 1 and max(box[0], box[1], box[3]) > 8:
                 continue
@@ -629,10 +720,12 @@ def _boxes(view: View, taps: int, shift: int, skip: bool) -> Iterator[Ints]:
             # Of boxes alike, the one whose pixels lie closest together.
             found.append((covered * halo * (1.06 if pixels == 32 and view.item == 2 else 1.0), -box[3], -box[1], box))
     found.sort()
-    best = [box for *_, box in found[:2]]
-    if skip and taps == 1:
-        single = (1, 1, 64, 1)
-        best += [single] if single not in best and view.pairs == 1 else []
+    best = [box for *_, box in found[: 4 if view.lines else 2]]
+    if view.parts > 1:  # boxes of all parts are large: half of one may be what fits into shared memory
+        best += [box for *_, box in found if prod(box) == 32 and box not in best][:2]
+    if skip and taps == 1 and not view.lines:
+        single = (1, 1, 64 if view.item == 2 else 32, 1)
+        best += [single] if single not in best and (view.pairs == 1 or view.images % 64 == 0) else []
     yield from best
 
 
@@ -652,7 +745,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
     for block in (64, 32, 16) if item == 2 else (32,):
-        if item == 2 and block < 64 and x_width > block:
+        if item == 2 and block < 64 and (x_width > block or "x" in view.lines):
             continue
         beside = 64 // block
         for columns in (16, 32, 64, 128, 256):
@@ -676,55 +769,96 @@ def _stages(cut: Cut, target: Target) -> int:
 
 def seconds(p: Problem, cut: Cut, target: Target) -> float:
     """The time that a cut is expected to take; 0 if it cannot be taken."""
-    total = cut.whole * cut.group_blocks
-    programs = min(target.multiprocessors, total)
+    programs = programs_of(p, cut, target)
     room = slots(cut, programs) * _slot_bytes(cut)
-    if total >= 2**31 or room > MOST_WORKSPACE:
+    if cut.whole * cut.group_blocks >= 2**31 or room > MOST_WORKSPACE:
         return 0.0
+    return _seconds(p, cut, target, programs)
+
+
+def _seconds(p: Problem, cut: Cut, target: Target, programs: int) -> float:
+    """The same with so many programs."""
+    total, apart = cut.whole * cut.group_blocks, cut.skip or programs % cut.tiles > 0 or cut.view.pairs > 1
+    few = _stages(cut, target)
+    stage = (_cycles_in_tf32(cut) if cut.item == 4 else _cycles(cut, target)) + STAGE
+    if cut.view.parts > 1:  # others may take as long as all but one of the boxes are multiplied
+        stage = max(stage, (_copies(cut) + ARRIVES) / (few - 1))
+    else:
+        stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
+    each = ceil(total / programs)
+    met = min(each, 1 + cut.tiles / programs) if apart else 1
+    found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
+    given = p.bytes if cut.view.pairs == 1 else cut.view.bytes
+    read = given * (AGAIN if apart and _is_read_again(p, cut) else 1)
+    found = max(found, read / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
+    found += (0.08 if cut.item == 2 else 0.04) * total * cut.copied / (target.bandwidth * 1e9)
+    if is_plain(cut) and apart:
+        # Programs of several tiles do not read the same pixels at the same time: these come from memory again.
+        memory = p.bytes / (target.bandwidth * 1e9)
+        found += memory * min(1.0, 2 * memory / found)
+    moved = 2 * (programs * met) * _slot_bytes(cut)
+    return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
+
+
+def _cycles(cut: Cut, target: Target) -> float:
+    """What a stage of 16 bits takes a multiprocessor."""
     # A product of 64 by 16 by so many columns takes half as many cycles, and reads both operands from shared memory,
     # 128 bytes a cycle at best.
     one = max(cut.columns / 2, 16 + cut.columns / 3.7) * 4096 / target.matrix
-    if cut.item == 4:
-        # Half as deep a product takes as long, x comes through registers, and products wait for each other.
-        one = 2 * (16 + cut.columns / 2) * 1.15
-    many = 2 * cut.sums if cut.split == 2 else 2 * ceil(cut.sums / 2)
-    compute, copies = many * cut.pixels / 16 * one * 1.05, cut.copied / CACHE_BYTES
-    stage = max(compute, copies) + 0.1 * min(compute, copies) + STAGE
-    stage *= 1.06 if cut.view.pairs == 6 else 1.0
-    few = _stages(cut, target)
-    stage *= 1.0 if few >= 4 else 1.03 if few == 3 else 1.5
-    each = ceil(total / programs)
-    met = min(each, 1 + cut.tiles / programs)
-    found = each * stage / (target.clock * 1e9) + PROGRAM + met * _slot_bytes(cut) / (STORE * 1e9)
-    found = max(found, p.bytes / (target.bandwidth * 1e9 * 0.85) + PROGRAM)
-    found += 0.08 * total * cut.copied / (target.bandwidth * 1e9)
-    moved = 2 * (programs * met) * _slot_bytes(cut)
-    return found + FINISH + moved / (target.bandwidth * 1e9 * SLOT_SHARE)
+    copies = _copies(cut)
+    compute = cut.products * cut.pixels / 16 * one * 1.05 * cut.view.pairs
+    stage = max(compute, copies) + 0.1 * min(compute, copies)
+    return stage * (1.06 if cut.view.pairs == 6 else 1.0)
+
+
+def _copies(cut: Cut) -> float:
+    """The cycles that it takes to copy a stage of 16 bits."""
+    copies = cut.copied / CACHE_BYTES
+    if cut.view.lines:
+        return max(copies, cut.pieces * PIECE)
+    return max(copies, cut.copied_runs * RUN) if cut.view.parts > 1 else copies
+
+
+def _cycles_in_tf32(cut: Cut) -> float:
+    """What a stage in tf32 takes a multiprocessor: products, shared memory or, where these are little, waiting."""
+    columns = cut.columns * cut.split
+    products = cut.products * cut.pixels / 8 * cut.columns / 2
+    # x is copied to shared memory and read from it for every product, y is copied, turned and read.
+    moved = cut.copied / 2 + (cut.products * 64 + 2 * columns) * cut.pixels * cut.item
+    shared = (moved / SHARED_BYTES + products / 2) * (1.15 if cut.taps > 1 else 1.0)
+    waiting = cut.products / 2 * cut.pixels * 6
+    turning = 500 + 170 * columns / min(32, cut.columns)
+    copies = cut.copied / CACHE_BYTES
+    # Where sums take most registers, what is uneven or leaves taps out has addresses that do not fit beside them.
+    full = cut.registers > 160 and (cut.skip or (cut.split == 1 and cut.sums % 2 == 1))
+    return max(1.1 * products, 1.08 * shared, waiting, turning, copies) * IN_TF32 * (1.2 if full else 1.0)
 
 
 def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
     view, item = cut.view, cut.item
     kind = "bf16" if p.dtype == "f32" and item == 2 else p.dtype
-    images = view.images // view.pairs * _PARTS[view.pairs]
+    images = view.images * view.parts
     more = cut.halo & -cut.halo or 1
     y_shape = (*view.y.sizes[:2], images, view.y.sizes[2], view.groups * view.y.channels)
     y_strides = (*view.y.strides[:2], view.y.strides[3], view.y.strides[2], 1)
     y_block, y_swizzle = (*cut.box, cut.columns), min(128, cut.columns * item)
-    if item == 4:
-        channels = view.groups * view.y.channels
-        y_shape = (ceil(view.images / cut.box[2]) * cut.grid, channels, cut.pixels)
-        y_strides, y_block, y_swizzle = (channels * cut.pixels, cut.pixels, 1), (1, cut.columns, cut.pixels), 128
     x_shape = (*view.x.sizes[:2], images, view.x.sizes[2], view.groups * view.x.channels)
     x_strides = (*view.x.strides[:2], view.x.strides[3], view.x.strides[2], 1)
     steps = (*view.taps.stride[:2], 1, view.taps.stride[2], 1) if max(view.taps.stride) > 1 else ()
     x_block, halo_block = (*cut.box, cut.block), (more, *cut.box[1:], cut.block)
     x_swizzle = min(128, cut.block * item)
+    if "y" in view.lines:
+        y_shape, y_block = _turned(y_shape), _turned(y_block)
+        y_strides, y_swizzle = (*y_strides[:3], view.y.channel, 1), cut.box[3] * item
+    if "x" in view.lines:
+        x_shape, x_block, halo_block = _turned(x_shape), _turned(x_block), _turned(halo_block)
+        x_strides, x_swizzle = (*x_strides[:3], view.x.channel, 1), cut.box[3] * item
     descriptors = (
         Descriptor(view.y.tensor, kind, y_shape, y_strides, y_block, y_swizzle),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, x_block, x_swizzle, steps=steps),
         Descriptor(view.x.tensor, kind, x_shape, x_strides, halo_block, x_swizzle, steps=steps),
     )
-    values = (*_list(cut), ("real_images", view.images // view.pairs))
+    values = _list(cut)
     constants: Constants = (
         ("WALK", cut.walk),
         ("BLOCK", cut.block),
@@ -734,12 +868,17 @@ def _sums(p: Problem, target: Target, cut: Cut, programs: int) -> Launch:
         ("ROOM", cut.room),
         ("HALO_BOX", more),
         ("STAGES", _stages(cut, target)),
-        ("PAIRS", view.pairs),
-        ("REGISTERS", 216 if cut.registers <= 160 else 232 if item == 2 else 240),
+        ("PARTS", view.parts),
+        ("REGISTERS", 216 if cut.registers <= 160 else 232),
         ("TF32", item == 4),
     )
     tensors = ((PARTS, "f32"),)
     return Launch("weights_boxes", programs, tensors, values, constants, 4, 1, "hopper.weights", descriptors)
+
+
+def _turned(values: Ints) -> Ints:
+    """Of a box or a tensor, what the copy engine is told where pixels lie innermost: they come after channels."""
+    return (*values[:3], values[4], values[3])
 
 
 def _list(cut: Cut) -> Values:
