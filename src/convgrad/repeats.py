@@ -18,6 +18,7 @@ from .spec.problem import Ints
 
 MOST = 1024  # kinds of calls are remembered
 ALIKE = 4  # calls of a kind, which differ in their other tensors
+INT = frozenset([int])
 CONSTANT = frozenset([int, str, bool, type(None), tuple])
 """Types of attributes that stay what they are; in a call with a key, tuples are of numbers alone."""
 
@@ -70,7 +71,7 @@ def _again(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
             are_alike, words, _, shape, asks, device, setting, way = repeat
             if shape is None:
                 tensors = args if out is None else (*args, out)
-            elif type(args[-1]) is type(shape) and args[-1] == shape:
+            elif args[-1] == shape and INT.issuperset(map(type, args[-1])):
                 tensors = args[:2] if out is None else (*args[:2], out)
             else:
                 continue

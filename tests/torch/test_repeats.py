@@ -67,14 +67,15 @@ def test_third_inputs(looked):
         found = convgrad.convolution_backward_data(dst, w, shape, **{**SAME, "strides": 2})
         assert found.shape == shape
     y = integers(5, 2, 7, 9, 20)
-    for _ in range(3):
-        gradient = convgrad.convolution_backward_weights(X, y, W.shape, **SAME)
-    del looked[:]
-    assert torch.equal(convgrad.convolution_backward_weights(X, y, W.shape, **SAME), gradient)
-    assert not looked
-    for _ in range(2):
-        with pytest.raises(convgrad.SpecError):
-            convgrad.convolution_backward_weights(X, y, (3.0, 3, 5, 20), **SAME)
+    for shape in (W.shape, tuple(W.shape)):
+        for _ in range(3):
+            gradient = convgrad.convolution_backward_weights(X, y, shape, **SAME)
+        del looked[:]
+        assert torch.equal(convgrad.convolution_backward_weights(X, y, shape, **SAME), gradient)
+        assert not looked
+        for wrong in ((3.0, 3, 5, 20), (3, 3, True, 20), 5):
+            with pytest.raises(convgrad.SpecError):
+                convgrad.convolution_backward_weights(X, y, wrong, **SAME)
 
 
 def test_other_tensors_are_other_calls():
