@@ -301,7 +301,10 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     kind = tuning.kind(TARGETS["tiles"])
     row = tuning.KINDS[kind]
     for numbers in ((1, 1, 50, 0.01), (100, 1, 1, 0.9), (1, 500, 1, 0.1), (7, 13, 29, 0.03)):
-        wild = RegisterTuning(*numbers, tasks=numbers[0], least_pixels=numbers[1])
+        wild = RegisterTuning(
+            *numbers, tasks=numbers[0], least_pixels=numbers[1], far=numbers[2], near=1000 * numbers[1],
+            fetches_step=numbers[0] == 7,
+        )  # fmt: skip
         monkeypatch.setitem(tuning.KINDS, kind, replace(row, registers=wild))
         tuning.tuning.cache_clear()
         assert tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes() == expected, numbers
@@ -537,6 +540,19 @@ def test_plans_for_tiles_prefer_few_steps() -> None:
     }  # fmt: skip
     plan = made("y bf16 n8 g1 cx64 cy64 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1", HARDWARE, 1)
     assert prod(plan.positions.sizes[2:]) == 14 * 14
+
+
+def test_blocks_of_tiles_follow_the_caches() -> None:
+    """Weights that do not stay in the first-level cache are loaded for two rows of tiles, even if some positions are
+    then computed in vain. The sums of a part of w have room in the second-level cache.
+    """
+    volume = "n1 g1 cx128 cy128 x16x16x16 w3x3x3 y16x16x16 s1x1x1 d1x1x1 p1x1x1 x@nxc w@xio y@nxc"
+    plan = made(f"x bf16 {volume}", HARDWARE, 1)
+    assert (plan.tiles.down, plan.tiles.across, plan.positions.flat) == (2, 2, 2)
+    sums = made(f"w bf16 {volume}", HARDWARE, 1)
+    assert 4 * sums.part_sums <= HARDWARE.own_l2 // 2
+    assert sums.fetched_step
+    assert not made(f"w f32 {volume} algorithm:bf16x3", HARDWARE, 1).fetched_step
 
 
 def test_the_tests_for_hardware_say_what_they_do() -> None:

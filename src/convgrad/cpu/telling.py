@@ -169,6 +169,7 @@ WORDS = {
     "Parts.together": "blocks of channels that are computed for some positions before the next",
     "Sides.swapped": "x and y have changed places",
     "TileGather.fetched_results": "the memory of results is prefetched",
+    "TileSums.fetched_step": "what the next step loads is prefetched",
     "Positions.axes": "what positions read, along each axis",
     "Positions.flat": "positions of the axes from this one on are one long row",
     "Positions.pitch": "elements between neighbouring positions",

@@ -119,18 +119,15 @@ def _room(layer: Layer, how: Split, target: Target, tuned: RegisterTuning) -> in
 
 
 def _long_axis(layer: Layer, positions: Positions, how: Split, tuned: RegisterTuning) -> int:
-    """The axis from which on positions are one long row, so that there are few tiles; if numbers are split, so that
-    these take the least time: to load pieces again takes longer than to compute some positions in vain.
+    """The axis from which on positions are one long row, so that tiles take the least time: to load weights again may
+    take longer than to compute some positions in vain.
     """
-    counts = tuple(a.pack.count for a in positions.axes)
 
     def cost(flat: int) -> float:
-        if how.whole:
-            return tiles_of(positions.sizes, counts, flat, ROWS)
         trial = replace(positions, flat=flat)
         return work(layer, trial, shape(layer, trial, pairs_of_step(layer.cin), how, tuned), how, tuned)
 
-    return min(range(len(counts)), key=lambda flat: (cost(flat), -flat))
+    return min(range(len(positions.axes)), key=lambda flat: (cost(flat), -flat))
 
 
 def _box(layer: Layer, step: int, room: int) -> list[int]:
@@ -220,8 +217,15 @@ def work(layer: Layer, positions: Positions, block: Block, how: Split, tuned: Re
     tiles = tiles_of(positions.sizes, positions.extents, positions.flat, block.height) * positions.number
     steps = layer.groups * ceil(layer.cout / block.width) * tiles * ceil(layer.cin / (2 * block.pairs))
     multiplied = len(how.products) * max(tuned.multiply * block.down * block.across, tuned.latency)
-    loaded = tuned.load * sum(loads(block, how.products))
+    rows, columns = loads(block, how.products)
+    loaded = tuned.load * rows + (tuned.load if _stays(layer, positions, block, how, tuned) else tuned.far) * columns
     return steps * len(positions.taps) * (max(multiplied, loaded) + loaded / 4)
+
+
+def _stays(layer: Layer, positions: Positions, block: Block, how: Split, tuned: RegisterTuning) -> bool:
+    """Whether the weights of a block of tiles stay in the first-level cache from one tile of positions to the next."""
+    taps = max(phase.count for phase in positions.phases)
+    return 2 * how.pieces * taps * layer.cin * block.width <= tuned.near
 
 
 def cut_channels(

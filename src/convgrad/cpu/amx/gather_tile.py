@@ -6,7 +6,7 @@ from ..ir.builder import Function, Module
 from ..plan.prefetch import Prefetch
 from .emulation import Emulation
 from .records import TileGather
-from .tiles import Place, TileCode, add_products, each_sum
+from .tiles import Side, TileCode, add_products, each_sum
 
 
 def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, across: int) -> Function:
@@ -49,14 +49,14 @@ def tile_function(m: Module, plan: TileGather, emulated: Emulation | None, acros
     return f
 
 
-def _factors(f: Function, plan: TileGather, first: tuple[str, str]) -> tuple[tuple[Place, int], tuple[Place, int]]:
-    """Of the inputs and of the weights of a step: where tiles are, given the first ones, and bytes between rows."""
+def _factors(f: Function, plan: TileGather, first: tuple[str, str]) -> tuple[Side, Side]:
+    """The inputs and the weights of a step, given where the first ones are."""
     (left, right), pieces = first, plan.split.pieces
     row, piece = 2 * plan.positions.steps[-1], 2 * plan.positions.pitch // pieces
     right_piece = plan.panel // pieces
     return (
-        (lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
-        (lambda j, n: f.at(right, j * plan.panel + n * right_piece, plan.sum), plan.lanes * plan.item),
+        Side(lambda i, n: f.at(left, i * plan.tiles.rows * row + n * piece, "i8"), row),
+        Side(lambda j, n: f.at(right, j * plan.panel + n * right_piece, plan.sum), plan.lanes * plan.item),
     )
 
 

@@ -340,6 +340,7 @@ class TileSums(Nest):
     code: Code
     work: float
     split: Split
+    fetched_step: bool  # what the next step loads is prefetched into the first-level cache
 
     @cached_property
     def registers(self) -> Registers:

@@ -24,7 +24,7 @@ from .pair import each_long_row, end_rows, pair_y, transpose_x
 from .pieces import split_rows, transpose_rows
 from .records import TileSums
 from .split import AHEAD
-from .tiles import PAIRS, STEP, Place, TileCode, add_products, each_sum, emulation
+from .tiles import PAIRS, STEP, Side, TileCode, add_products, each_sum, emulation
 
 COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
@@ -163,12 +163,13 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     return f
 
 
-def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[tuple[Place, int], tuple[Place, int]]:
-    """Of x and of y in a step: where tiles are, given the first ones, and bytes between rows."""
-    pitch = plan.box.x_pitch
+def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[Side, Side]:
+    """x and y of a step, given where the first ones are. Those of the next step are prefetched if the plan says so."""
+    pitch, line = plan.box.x_pitch, plan.lanes * plan.item
+    ahead = (2 * STEP, PAIRS * plan.box.y_pitch * plan.item) if plan.fetched_step else (0, 0)
     return (
-        (lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch),
-        (lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), plan.lanes * plan.item),
+        Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch, ahead[0]),
+        Side(lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), line, ahead[1]),
     )
 
 

@@ -56,14 +56,15 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     )  # fmt: skip
     axes = cut_positions(p, shape, how, target)
     weights = tap_offsets(shape.axes)
-    parts = cut_parts(sides, axes, weights, threads)
+    parts = cut_parts(sides, axes, weights, threads, int((target.own_l2 or target.l2) * tuned.sums))
     box = lay_out(sides, shape, axes, parts, target)
     block = choose_tiles(parts, how, tuned)
     plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
     made = TileSums(
         sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
         tap_ranges(shape.axes), not (plain and how.whole), code(target, p.out_dtype),
-        len(how.products) * work(sides, box, parts, block, tuned), how, threads=threads,
+        len(how.products) * work(sides, box, parts, block, tuned), how,
+        how.whole and tuned.fetches_step, threads=threads,
     )  # fmt: skip
     return replace(made, why=reasons(made))
 
@@ -122,8 +123,10 @@ def _units(groups: int, channels: tuple[int, int]) -> int:
 # Parts of w.
 
 
-def cut_parts(sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], threads: int) -> SumParts:
-    """Slices of the sum, and parts of w so that all threads have work."""
+def cut_parts(
+    sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], threads: int, room: int
+) -> SumParts:  # fmt: skip
+    """Slices of the sum, and parts of w so that all threads have work, and the sums of a part have room in a cache."""
     units, boxes = _units(sides.groups, sides.channels), prod(a.boxes for a in axes)
     sums = 4 * len(weights) * sides.groups * prod(up(n, STEP) for n in sides.channels)
     slices = max(1, min(ceil(MOST_SLICES / units), boxes, TILE_SLICE_BYTES // sums))
@@ -132,7 +135,10 @@ def cut_parts(sides: Sides, axes: tuple[Axis, ...], weights: tuple[int, ...], th
     def parts() -> list[int]:
         return [ceil(n / size) for n, size in zip(sides.channels, part, strict=True)]
 
-    while sides.groups * prod(parts()) * slices < threads and max(part) > 2 * STEP:
+    def too_large() -> bool:
+        return sides.groups * prod(parts()) * slices < threads or 4 * len(weights) * prod(part) > room
+
+    while too_large() and max(part) > 2 * STEP:
         i = 0 if part[0] >= part[1] else 1
         part[i] = up(ceil(part[i] / 2), STEP)
     rows, columns = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from ...spec.problem import Ints
 from ..ir.builder import Function, Module, Value
@@ -99,6 +100,11 @@ class TileCode:
         """Store them."""
         self._do("tilestored64", f"i8 {register}, ptr {place}, i64 {step}", register, place, step)
 
+    def fetch(self, place: str, side: Side, rows: int) -> None:
+        """Prefetch the rows of the tile behind one that a later step loads."""
+        for row in range(rows):
+            self.f.prefetch(self.f.at(place, self.f.add(self.f.mul(side.step, row), side.ahead), "i8"), near=True)
+
     def multiply(self, sums: int, left: int, right: int) -> None:
         """Add the products of two tiles to a tile of sums."""
         self._do(self.instruction, f"i8 {sums}, i8 {left}, i8 {right}", sums, left, right)
@@ -116,23 +122,37 @@ Place = Callable[[int, int], str]
 """The address of a tile: below the first one or beside it, by its number, and by the number of the piece."""
 
 
+class Side(NamedTuple):
+    """One factor of a step: where its tiles are, bytes between their rows, and how far behind them those are that a
+    later step loads, which are prefetched into the first-level cache; 0: they are not.
+    """
+
+    place: Place
+    step: Value
+    ahead: int = 0
+
+
 Products = tuple[tuple[int, int], ...]
 """The pieces that are multiplied, of a number on the left and of one on the right, in order."""
 
 
 def add_products(
-    code: TileCode, block: Block, across: int, left: tuple[Place, Value], right: tuple[Place, Value],
-    products: Products = ((0, 0),),
-) -> None:  # fmt: skip
-    """Add the products of one step to the sums of a block, of so many tiles side by side. Of each side: where a tile
-    is, and bytes between its rows.
-    """
-    for sums, (i, left_piece), (j, right_piece), loads in each_product(block, across, products):
-        registers = block.left[i % len(block.left)], block.right[j % len(block.right)]
+    code: TileCode, block: Block, across: int, left: Side, right: Side, products: Products = ((0, 0),)
+) -> None:
+    """Add the products of one step to the sums of a block, of so many tiles side by side."""
+
+    def load(register: int, side: Side, factor: Factor, rows: int) -> None:
+        place = side.place(*factor)
+        code.load(register, place, side.step)
+        if side.ahead:
+            code.fetch(place, side, rows)
+
+    for sums, one, other, loads in each_product(block, across, products):
+        registers = block.left[one[0] % len(block.left)], block.right[other[0] % len(block.right)]
         if loads[0]:
-            code.load(registers[0], left[0](i, left_piece), left[1])
+            load(registers[0], left, one, block.rows)
         if loads[1]:
-            code.load(registers[1], right[0](j, right_piece), right[1])
+            load(registers[1], right, other, block.pairs)
         code.multiply(sums, *registers)
 
 
@@ -177,4 +197,6 @@ def emulation(m: Module, dtype: str, wanted: bool) -> Emulation | None:
     return Emulation(m, dtype, INSTRUCTIONS[dtype]) if wanted else None
 
 
-__all__ = ["COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "TileCode", "add_products", "each_sum", "emulation"]
+__all__ = [
+    "COLUMNS", "FILE", "PAIRS", "ROWS", "STEP", "Block", "Side", "TileCode", "add_products", "each_sum", "emulation",
+]  # fmt: skip

@@ -207,10 +207,10 @@ class Function:
         self.module.metadata.add("!0 = !{i32 1}")
         self.do(f"store {type_} {value}, ptr {pointer}, align {align}, !nontemporal !0")
 
-    def prefetch(self, pointer: str) -> None:
-        """Prefetch a line of memory into the second-level cache. The address may be any."""
+    def prefetch(self, pointer: str, *, near: bool = False) -> None:
+        """Prefetch a line of memory into the second-level cache, or the first-level one. The address may be any."""
         self.module.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {3 if near else 2}, i32 1)")
 
     def settle(self) -> None:
         """Make what was written past the caches visible to other threads. x86 only."""

@@ -163,9 +163,10 @@ class DepthwiseTuning:
 class RegisterTuning:
     """Tile registers, in cycles, from Intel's documents; an Emerald Rapids took 16 for a product, too.
 
-    There, four loads took about 70 where half of them came from the second-level cache, beside 64 for the products of
-    that step, and not all of it was hidden. Boxes of an eighth to all of that cache, and 2 to 6 tasks for a thread,
-    made no difference beyond its noise.
+    There, a step of 2x2 tiles took 65 to 70 with its factors in the first-level cache, 70 to 72 with one of them in the
+    second-level one and 92 with both, and 1x4 tiles 95 with their weights there. A tile of w whose rows cross lines
+    took 50 to load. Boxes of an eighth to all of that cache, and 2 to 6 tasks for a thread, made no difference beyond
+    its noise.
     """
 
     multiply: int = 16  # from one product of tiles to the next
@@ -178,6 +179,10 @@ class RegisterTuning:
     panels: float = 0.5  # part of that cache that the weights of blocks take which are computed side by side
     fetches_input: bool = True  # of the next box, while one is computed
     fetches_results: bool = True  # the memory of a tile's results, while the one before is written
+    far: int = 20  # to load a tile from the second-level cache
+    near: int = 32 << 10  # bytes of weights that stay in the first-level cache beside other things
+    sums: float = 0.5  # part of the second-level cache that the sums of a part of w take
+    fetches_step: bool = True  # what the next step of w loads: 1 to 1.2 times as fast; y and x were slower with it
 
 
 @dataclass(frozen=True)
