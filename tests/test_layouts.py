@@ -154,6 +154,13 @@ def test_square_kernels_of_pytorch_beside_channels_last_data():
             dict(groups=2, data_format="NCX"),
             ["fit data_format='NCX' with weights_format='IOX'"],
         ),
+        # Small numbers divide many sizes: with groups, layouts that nobody has are not suggested.
+        (
+            convgrad.convolution,
+            [_ones(2, 8, 8, 4), _ones(3, 3, 4, 6)],
+            dict(groups=2),
+            ["(3, 3, 2, *) in XIO", "; 4 channels in 2 groups are 2 in each; these shapes fit groups=1$"],
+        ),
         # Nothing is suggested where nothing fits, or only a kernel that nobody means.
         (
             convgrad.convolution,

@@ -367,7 +367,11 @@ def test_compile_refusals():
         partition.compile([src, weights], [lt(2, 4, "f16")])
     with refused("invalid_shape", "dst must have the shape (2, 4, 8, 8)", "(2, 4, '?', 9)"):
         partition.compile([src, weights], [lt(2, (2, 4, -1, 9))])
-    with refused("invalid_shape", "dst must have the shape (2, 4, 8, 8)", "(2, 4, 8, 9)"):
+    with refused(
+        "invalid_shape",
+        "dst must have the shape (2, 4, 8, 8) in NCX, got (2, 4, 8, 9); it follows from src",
+        "(8 + 1 + 1 - 3) // 1 + 1 = 8 on spatial axis 1",
+    ):
         partition.compile([src, weights], [lt(2, (2, 4, 8, 9))])
     with refused("invalid_shape", "weights must be (*, 3, 3, 3)", "(4, 5, 3, 3)"):
         partition.compile([src, lt(1, (4, 5, 3, 3))])

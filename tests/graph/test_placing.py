@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convgrad.errors import SpecError
-from convgrad.graph import Engine, Graph, LogicalTensor, Op, Partition, Tensor
+from convgrad.graph import Engine, Graph, LogicalTensor, Op, Partition, Tensor, from_json, load
 
 UNIT = {"strides": [1], "pads_begin": [1], "pads_end": [1], "dilations": [1]}
 DATA, WEIGHTS = (2, 6, 3), (3, 3, 3)
@@ -142,3 +142,23 @@ def test_single_things_are_no_lists():
         partition.compile(None, lt(2))
     with pytest.raises(SpecError, match="3 is not an operation of oneDNN Graph"):
         Op(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: from_json(None), "a graph must be given as a text in JSON, got NoneType$"),
+        (lambda: from_json({"graph": []}), "got dict; json.dumps makes one of it$"),
+        (lambda: load(None), "path must be the name of a file, got NoneType$"),
+        (lambda: lt(0).replace(dtype="float32"), "; 'float32' is 'f32' here$"),
+        (lambda: lt(0).replace(dtype=torch.bfloat16), "; that is 'bf16' here$"),
+        (lambda: LogicalTensor(0, DATA, np.float32), "dtype comes before dims"),
+        (
+            lambda: from_json('{"graph":[{"id":0,"kind":"ReLU","inputs":[{"id":0,"dtype":"float16"}]}]}'),
+            r"\$.graph\[0\].inputs\[0\].dtype: Invalid enum value 'float16', .*; 'float16' is 'f16' here$",
+        ),
+    ],
+)
+def test_mistakes_have_an_answer(make, message):
+    with pytest.raises(SpecError, match=message):
+        make()

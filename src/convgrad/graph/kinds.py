@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from ..errors import SpecError
 from ..spec import dialects
-from ..spec.check import breach, broken, meant, shown
+from ..spec.check import breach, broken, dtype_word, meant, shown
 from ..spec.dialects import DIALECTS, Meaning
-from ..spec.table import ALL_OPS, Rule
+from ..spec.table import ALL_OPS, SPELLINGS, Rule
 
 W = TypeVar("W", bound="Word")
 
@@ -30,7 +31,16 @@ class Word(str, Enum):
             return cls(value)
         except ValueError:
             known = [str(member) for member in cls]
-            raise refuse("word", argument, repr(value), hint=meant(value, known), expected=", ".join(known)) from None
+            raise refuse("word", argument, repr(value), hint=here(value, known), expected=", ".join(known)) from None
+
+
+def here(value: object, known: Sequence[str]) -> str:
+    """A hint at the word of a list that a value means: `'float32' is 'f32' here`."""
+    word = dtype_word(value)
+    ours = SPELLINGS.get(word.lower(), word) if isinstance(word, str) else None
+    if ours in known:
+        return f"{value!r} is {ours!r} here" if isinstance(value, str) else f"that is {ours!r} here"
+    return meant(value, known)
 
 
 class DataType(Word):
@@ -155,6 +165,7 @@ GRAPH_RULES: dict[str, Rule] = {
         # Logical tensors and operations by themselves.
         Rule("word", "invalid_arguments", "must be one of {expected}"),
         Rule("number", "invalid_arguments", "must be a whole number from {least} to {most}"),
+        Rule("exchanged", "invalid_arguments", "comes before dims: LogicalTensor(id, 'f32', (2, 3))"),
         Rule("dims", "invalid_arguments", "must be a number of dimensions or a list of sizes below 2**63"),
         Rule("ndims", "invalid_arguments", "must not exceed 12 dimensions"),
         Rule("strides", "invalid_arguments", "must be {expected}, each from 0 to 2**63 - 1"),

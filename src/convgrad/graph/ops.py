@@ -159,8 +159,8 @@ def retell(error: SpecError, meaning: Meaning, label: str) -> SpecError:
     if error.argument == "out":
         # A graph has no `out`: what it was is the output tensor.
         name = meaning.op.output.name
-        message = error.message.removeprefix("out ")
-        if message != error.message:
+        message = error.message.removeprefix("out ").replace(f" of {name} in ", " in ")
+        if error.message.startswith("out "):
             error = SpecError(f"{name} {message}", status=error.status, rule=error.rule, argument=name)
     told = meaning.retell(error)
     told.message = told.message.replace("by `out`", "by the shape of the output")
