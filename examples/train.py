@@ -449,7 +449,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     if not cases(given):
         parser.error("PyTorch has no channels-last format for one spatial axis: audio is contiguous")
     if given.png is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--png needs matplotlib: pip install 'convgrad[bench]'")
+        parser.error("--png needs matplotlib: pip install matplotlib")
     return given
 
 
