@@ -189,6 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = [layer.with_batch(args.mb) for layer in chosen]
     wanted = [*WANTED, *(["forward"] if args.forward else [])]
     cases = list(product(chosen, wanted, args.dtype, args.layout))
+    print(f"{len(cases)} gradients; measuring this machine takes some seconds ...", file=sys.stderr, flush=True)
     head = environment({args.threads: timing.measure_machine(args.threads)}, ["torch"])
     print("\n".join(header_lines(head)), flush=True)
     rows = []

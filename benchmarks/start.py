@@ -79,10 +79,11 @@ def _sum(result: run.Array) -> int:
     return zlib.crc32((result + result.dtype.type(0)).tobytes())
 
 
-def right_sums(chosen: Sequence[Layer], setting: run.Setting) -> list[int]:
+def right_sums(chosen: Sequence[Layer], setting: run.Setting, progress: Callable[[str], None]) -> list[int]:
     """Checksums of the right results."""
     sums = []
     for layer in chosen:
+        progress(f"right result of {layer.name}")
         operation = _operation(layer, setting)
         inputs = run.operands(operation, seed=len(layer.name))
         binding = bind(operation.op, operation.inputs, operation.attributes)
@@ -129,10 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if len(chosen) < 2:
         parser.error("--layers must match two layers or more: the first call of a process is one of its own")
-    right = right_sums(chosen, setting)
+    print(f"{setting}, {len(chosen)} layers: right results first, then {2 * args.runs} processes", flush=True)
     names = [layer.name for layer in chosen]
     found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
-    with run.progress_bar(2 * args.runs) as progress:
+    with run.progress_bar(len(chosen) + 2 * args.runs) as progress:
+        right = right_sums(chosen, setting, progress)
         for number in range(args.runs):
             with tempfile.TemporaryDirectory() as cache:
                 for kind, results in found.items():

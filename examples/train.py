@@ -12,9 +12,10 @@ f16 are those of `torch.autocast`, f16 with a GradScaler. PyTorch's own f16 is s
 
 Times are medians of single steps; the two take turns, some steps each, in one process on the same threads. The column
 "conv. backward" is the share of the step that PyTorch's operator takes, in either way. No time is shown where a result
-is wrong, and the exit code is 1 then (2 after wrong usage). Steps that allocate much vary with what the system does to
-give memory, in both ways; the quartiles tell. On a GPU, a small step takes as long as the host takes to launch it, and
-`--batch` makes it larger; both take products of f32 in TF32 there, unless `--no-tf32` is given.
+is wrong, and the exit code is 1 then (2 after wrong usage, 130 after Ctrl-C, which ends with what was done so far).
+Steps that allocate much vary with what the system does to give memory, in both ways; the quartiles tell. On a GPU, a
+small step takes as long as the host takes to launch it, and `--batch` makes it larger; both take products of f32 in
+TF32 there, unless `--no-tf32` is given.
 
 What counts as right:
 
@@ -42,7 +43,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,13 +122,33 @@ class Training:
         self.steps += 1
         return loss
 
-    def curve(self, steps: int) -> Curve:
-        """Train from the first step on."""
+    def walk(self, steps: int) -> Iterator[int | Curve]:
+        """Train from the first step on; says how many steps are done, and at last the curve."""
         self.restart()
         losses = [self.step()]
         # The optimizer has used the gradients but not changed them.
         found = {name: value.grad.double() for name, value in self.net.named_parameters() if value.grad is not None}
-        return Curve(losses + [self.step() for _ in range(steps - 1)], found)
+        while len(losses) < steps:
+            yield len(losses)
+            losses.append(self.step())
+        yield Curve(losses, found)
+
+    def curve(self, steps: int) -> Curve:
+        """The same at once."""
+        *_, curve = self.walk(steps)
+        assert isinstance(curve, Curve)
+        return curve
+
+
+def told(what: str, training: Training, steps: int) -> Generator[str, None, Curve]:
+    """Train, and say after each step how far it is."""
+    yield what
+    began = time.perf_counter()
+    walk = training.walk(steps)
+    while not isinstance(done := next(walk), Curve):
+        left = (time.perf_counter() - began) / done * (steps - done)
+        yield f"{what}, {done} of {steps} steps, {left:.0f} s left"
+    return done
 
 
 def way(name: str, given: argparse.Namespace) -> AbstractContextManager[None]:
@@ -289,26 +310,23 @@ def measure(case: Case, references: dict[str, Curve], given: argparse.Namespace)
     steps = given.steps or (3 if given.quick or dtype == "f16" else 12)
     key = f"{model.name} {steps}"
     if key not in references:
-        yield "training in float64"
-        references[key] = Training(model, "f64", "contiguous", given).curve(steps)
+        references[key] = yield from told("training in float64", Training(model, "f64", "contiguous", given), steps)
     training = Training(model, dtype, layout, given)
     convgrad.torch.report(clear=True)
     curves = {}
     for name in WAYS:
-        yield f"training, {name}"
         with way(name, given):
-            curves[name] = training.curve(steps)
+            curves[name] = yield from told(f"training, {name}", training, steps)
     stock = [curves["stock"]]
     if dtype != "f16":  # which takes too long
-        yield "training, stock otherwise"
         with otherwise(given):
-            stock.append(training.curve(steps))
+            stock.append((yield from told("training, stock otherwise", training, steps)))
     reference = references[key]
     far = {"stock": max(distance(c, reference) for c in stock), "convgrad": distance(curves["convgrad"], reference)}
     losses = {"float64": reference.losses} | {name: curve.losses for name, curve in curves.items()}
     row = Row(model.name, dtype, layout, losses, far, faults(reference, stock, curves["convgrad"], dtype))
     if not row.wrong:
-        yield "timing"
+        yield f"timing for {given.seconds:g} s"
         row.ms, ratios = timed(training, given)
         row.ratio = row.ms["stock"] / row.ms["convgrad"]
         ordered = sorted(ratios)
@@ -449,7 +467,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     if not cases(given):
         parser.error("PyTorch has no channels-last format for one spatial axis: audio is contiguous")
     if given.png is not None and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--png needs matplotlib: pip install 'convgrad[bench]'")
+        parser.error("--png needs matplotlib: pip install matplotlib")
     return given
 
 
@@ -467,15 +485,19 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"{versions}, policy {given.policy}{', forward too' if given.forward else ''}; ratio: stock over convgrad\n")
     rows: list[Row] = []
     references: dict[str, Curve] = {}
-    todo = cases(given)
-    with Screen(len(todo)) as screen:
-        for case in todo:
-            for found in measure(case, references, given):
-                if isinstance(found, Row):
-                    rows.append(found)
-                    screen.add(found)
-                else:
-                    screen.doing(f"{case[0].name} {case[1]} {case[2]}: {found}")
+    todo, interrupted = cases(given), False
+    try:
+        with Screen(len(todo)) as screen:
+            for case in todo:
+                for found in measure(case, references, given):
+                    if isinstance(found, Row):
+                        rows.append(found)
+                        screen.add(found)
+                    else:
+                        screen.doing(f"{case[0].name} {case[1]} {case[2]}: {found}")
+    except KeyboardInterrupt:
+        interrupted = True
+        print(f"\nInterrupted: {len(rows)} of {len(todo)} trainings are done.")
     wrong = [f"{row.model} {row.dtype} {row.format}: {text}" for row in rows for text in row.wrong]
     if given.report:
         print("\n".join(layers(row) for row in rows))
@@ -484,11 +506,11 @@ def main(words: Sequence[str] | None = None) -> int:
     document = {"versions": versions, "machine": platform.machine(), "rows": [asdict(row) for row in rows]}
     if given.json is not None:
         given.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    if given.png is not None:
+    if given.png is not None and rows:
         from train_plot import draw
 
         draw(document, given.png)
-    return 1 if wrong else 0
+    return 130 if interrupted else 1 if wrong else 0
 
 
 if __name__ == "__main__":

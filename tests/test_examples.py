@@ -152,6 +152,24 @@ def test_training_shows_no_times_of_wrong_gradients(train, dtype, monkeypatch, t
     assert " yes" not in shown
 
 
+def test_training_that_is_interrupted_ends_with_what_is_done(train, monkeypatch, tmp_path, capsys):
+    done = train.Row("audio", "f32", "contiguous", {"convgrad": [2.0, 1.0]}, dict.fromkeys(train.WAYS, 0.0), [])
+
+    def measure(case, references, given):
+        yield "training"
+        if case[1] == "bf16":
+            raise KeyboardInterrupt
+        yield done
+
+    monkeypatch.setattr(train, "measure", measure)
+    numbers = tmp_path / "train.json"
+    assert train.main(["--models", "audio", "--dtype", "f32", "bf16", "--json", str(numbers)]) == 130
+    shown = capsys.readouterr().out
+    assert "Interrupted: 1 of 2 trainings are done." in shown
+    assert "1 of 1 trainings as close" in shown
+    assert len(json.loads(numbers.read_text(encoding="utf-8"))["rows"]) == 1
+
+
 def test_every_network_trains(train):
     """Each of them, in both formats: every parameter has a gradient, of float64's size and of its own format."""
     given = train.options(["--quick"])

@@ -154,6 +154,13 @@ def test_square_kernels_of_pytorch_beside_channels_last_data():
             dict(groups=2, data_format="NCX"),
             ["fit data_format='NCX' with weights_format='IOX'"],
         ),
+        # Small numbers divide many sizes: with groups, layouts that nobody has are not suggested.
+        (
+            convgrad.convolution,
+            [_ones(2, 8, 8, 4), _ones(3, 3, 4, 6)],
+            dict(groups=2),
+            ["(3, 3, 2, *) in XIO", "; 4 channels in 2 groups are 2 in each; these shapes fit groups=1$"],
+        ),
         # Nothing is suggested where nothing fits, or only a kernel that nobody means.
         (
             convgrad.convolution,
@@ -423,3 +430,18 @@ def test_out_decides_for_itself():
     out = torch.empty(2, 6, 9, 9)
     assert convgrad.convolution(x, torch.ones(6, 4, 3, 3), out=out, **FIRST, **CALL) is out
     assert out.is_contiguous()
+
+
+def test_jax_transposed_convolutions_are_reproduced_as_the_readme_says():
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((2, 7, 6, 4), (3, 2, 4, 5)))
+    strides, dilations, pads = (2, 1), (1, 2), ((1, 1), (0, 2))
+    expected = jax.lax.conv_transpose(
+        x, w, strides, pads, rhs_dilation=dilations, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    begin, end = (
+        tuple(d * (k - 1) - pad[i] for d, k, pad in zip(dilations, w.shape[:2], pads, strict=True)) for i in (0, 1)
+    )
+    how = dict(strides=strides, dilations=dilations, pads_begin=begin, pads_end=end, weights_format="XIO")
+    np.testing.assert_array_equal(convgrad.conv_transpose(x, w[::-1, ::-1], **how), expected)

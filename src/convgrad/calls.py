@@ -17,7 +17,7 @@ from .advice import advice, is_doubtful
 from .backend import Bounds, Library, Tensor, may_overlap
 from .dtypes import DTYPES
 from .engine import Choice
-from .errors import LayoutWarning, SpecError, warn
+from .errors import LayoutWarning, OutOfMemoryError, SpecError, UnsupportedError, warn
 from .libraries import KEYED, on_host, open_shape, open_tensor
 from .libraries import torch as pytorch
 from .spec import Problem, bind
@@ -100,7 +100,10 @@ def known(name: str, tensors: Sequence[bool], inputs: Sequence[Any], attributes:
         warn(call.advice, LayoutWarning)
     elif type(inputs[0]) in pytorch.GUARDED:
         repeats.remember(name, inputs, attributes, call.choice.backend.device, call.way())
-    return key, call.again(places, inputs[0], attributes.get("out"))
+    try:
+        return key, call.again(places, inputs[0], attributes.get("out"))
+    except OutOfMemoryError as error:
+        raise error.within(name) from None
 
 
 def look(
@@ -162,6 +165,8 @@ def compute(
         return _compute(meaning, inputs, out, attributes, key, advise)
     except SpecError as error:
         raise meaning.retell(error) from None
+    except (OutOfMemoryError, UnsupportedError) as error:
+        raise error.within(meaning.name) from None
 
 
 def _compute(

@@ -76,7 +76,13 @@ def _on(device: Device) -> list[Backend]:
 
 
 def _refused(refusals: list[Refusal], device: Device) -> UnsupportedError:
-    """The error with every back end's reason."""
+    """The error with every back end's reason, that of the first one first: it is the one to do something about."""
     others = [Refusal(b.name, f"computes on {b.device}, not on {device}") for b in BACKENDS if b.device != device.kind]
-    hint = "" if refusals else "; move the tensors there"
-    return UnsupportedError(f"no back end takes this problem: {'; '.join(map(str, [*refusals, *others]))}{hint}")
+    if not refusals:
+        return UnsupportedError(
+            f"no back end takes this problem: {'; '.join(map(str, others))}; move the tensors there"
+        )
+    first, rest = refusals[0], [*refusals[1:], *others]
+    return UnsupportedError(
+        f"{first.reason} ({first.backend}); no other back end takes it: {'; '.join(map(str, rest))}"
+    )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from typing import TypeVar
+
+E = TypeVar("E", bound="ConvgradError")
 
 
 class ConvgradError(Exception):
@@ -14,6 +17,10 @@ class ConvgradError(Exception):
     """
 
     status = "runtime_error"
+
+    def within(self: E, operation: str) -> E:
+        """The same error with the name of an operation in front."""
+        return type(self)(f"{operation}: {self}")
 
 
 class SpecError(ConvgradError, ValueError):

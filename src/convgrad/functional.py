@@ -21,7 +21,7 @@ from .spec.docstring import with_parameters
 
 Ints = int | Sequence[int]
 Tensor = Any
-"""A NumPy array, or a CPU tensor of any library that speaks DLPack. Results come back in the library of the inputs."""
+"""A NumPy array, or a tensor of any library that speaks DLPack. Results come back in the library of the inputs."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

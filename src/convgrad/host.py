@@ -73,7 +73,7 @@ def empty(shape: Ints, dtype: str, strides: Ints | None = None, like: Any = None
         block, start, at = memory.lend(size)
         return np.ndarray(shape, kind, block, start, strides), at
     except (MemoryError, ValueError):
-        raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
+        raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}, {memory.in_units(size)}") from None
 
 
 def duplicate(original: Tensor) -> Tensor:
@@ -82,7 +82,8 @@ def duplicate(original: Tensor) -> Tensor:
     try:
         block: Array = np.empty(high - low, np.uint8)
     except (MemoryError, ValueError):
-        raise OutOfMemoryError(f"no memory for a copy of shape {original.shape} in {original.dtype}") from None
+        what = f"a copy of shape {original.shape} in {original.dtype}, {memory.in_units(high - low)}"
+        raise OutOfMemoryError(f"no memory for {what}") from None
     array: Array = np.ndarray(original.shape, original.memory.dtype, block, original.address - low, original.strides)
     array[...] = original.memory
     return tensor(array)

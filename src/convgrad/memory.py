@@ -91,6 +91,15 @@ def _keep(block: Block) -> None:
         _kept.pop(oldest, None)
 
 
+def in_units(count: int) -> str:
+    """A number of bytes for people."""
+    value, units = float(count), ["bytes", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.3g} {units[0]}"
+
+
 class Lease:
     """A block in use. NumPy asks for its interface, and the arrays made of it keep it alive."""
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from . import engine
 from .backend import Bounds, Executable
+from .errors import OutOfMemoryError
 from .libraries import torch as pytorch
 from .spec.problem import Ints
 
@@ -84,7 +85,10 @@ def _again(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) 
         return None  # Something that is no tensor, or one without memory: whoever opens it says why.
     if 0 in places or (asks and pytorch.is_grad_enabled()):
         return None
-    return _compute(way, places, args[0], out)
+    try:
+        return _compute(way, places, args[0], out)
+    except OutOfMemoryError as error:
+        raise error.within(name) from None
 
 
 def _compute(way: Way, places: list[int], first: Any, out: Any) -> Any:

@@ -29,7 +29,7 @@ def test_it_tells_compiling_from_finding(capsys, tmp_path):
 
 
 def test_nothing_is_timed_that_is_wrong(monkeypatch, capsys):
-    monkeypatch.setattr(start, "right_sums", lambda chosen, setting: [1, 2])
+    monkeypatch.setattr(start, "right_sums", lambda chosen, setting, progress: [1, 2])
     monkeypatch.setattr(start, "start", lambda names, setting, cache: {"sums": [1, 3]})
     assert start.main(ARGUMENTS) == 1
     assert "WRONG" in capsys.readouterr().err

@@ -138,7 +138,16 @@ def test_results_of_another_type(capsys):
     assert (code, case["state"]) == (0, "passed")
     code, (case,), _ = outcomes(capsys, "check", "--dt=bf16:f32:bf16", "--dir=BWD_D", "ic16oc16_ih7kh3ph1")
     assert (code, case["state"]) == (1, "refused")
-    assert "both inputs of BWD_D must have one type" in case["detail"]
+    assert (
+        "both inputs of BWD_D, WEI and DST, must have one type; for a result of f32 write f32:bf16:bf16"
+        in case["detail"]
+    )
+    code, cases, _ = outcomes(capsys, "check", "--dt=bf16:bf16:f32", "ic16oc16_ih7kh3ph1")
+    assert [case["state"] for case in cases] == ["passed", "refused", "refused"]
+    for case in cases[1:]:  # its own line comes to the same
+        assert case["dir"] in ("BWD_D", "BWD_W")
+        code, (again,), _ = outcomes(capsys, *shlex.split(case["case"])[1:])
+        assert (code, again) == (1, case)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +165,8 @@ def test_results_of_another_type(capsys):
 def test_problem_lines(line, chosen, capsys):
     code, (case,), _ = outcomes(capsys, "check", f"--engine={chosen}", line)
     assert (code, case["state"]) == (0, "passed"), case
-    assert shlex.split(case["case"])[2:] == [str(Problem.parse(line))]
+    engine = [f"--engine={chosen}"] if chosen != "cpu" else []
+    assert shlex.split(case["case"])[2:] == [*engine, str(Problem.parse(line))]
 
 
 def test_a_failure_prints_the_line_that_repeats_it(capsys, monkeypatch):
@@ -338,11 +348,22 @@ def test_sizes_that_only_uneven_padding_comes_to_are_told(capsys):
         (["ic16oc16_ih8kh3sh2ph1"], None),  # the last window leaves a rest, which is no choice of the descriptor
         (["ic16oc16_ih7oh6kh3ph1"], "1 before, 0 after"),
         (["ic16oc16_ih7oh7iw7ow8kh3kw3ph1pw1"], "1 before, 1x2 after"),
+        (["ic16oc16_ih7oh3kh3sh2ph1"], "1 before, 0 after, 1 unread"),  # a window would still fit
         (["--deconv", "ic16oc16_ih7kh3ph1"], None),
         (["--deconv", "ic16oc16_ih7oh8kh3ph1"], "1 before, 0 after"),
     ):
         code, (case,), _ = outcomes(capsys, "check", "--dir=BWD_D", *words)
         assert (code, case["state"], case.get("padding")) == (0, "passed", padding)
+    line = "x f32 n2 g1 cx3 cy2 x28x28 w3x3 y{} s2x2 d1x1 p1x1"
+    for sizes, padding in (
+        ("14x14", None),
+        ("40x14", "1 before, 52x0 after"),
+        ("14x4", "1 before, 0 after, 0x20 unread"),
+    ):
+        code, (case,), _ = outcomes(capsys, "check", line.format(sizes))
+        assert (code, case["state"], case.get("padding")) == (0, "passed", padding)
+    assert main(["check", line.format("40x14")]) == 0
+    assert "1 before, 52x0 after  x f32" in capsys.readouterr().out
 
 
 def test_huge_problems_are_refused(capsys):
@@ -453,3 +474,13 @@ def test_without_the_extra_packages(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert main(["ops"]) == 2
     assert "pip install rich msgspec" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["ic4oc4_ih7kh3", "ph1"], ["ic4oc4", "ih7", "kh3ph1"], ["ic1ih1kh1oc1", "ic4oc4_ih7", "kh3"]]
+)
+def test_a_descriptor_in_pieces(words, capsys):
+    assert main(["check", *words]) == 2
+    assert "; a descriptor has no spaces: ic" in capsys.readouterr().err
+    assert main(["check", "ph1"]) == 2
+    assert "no spaces" not in capsys.readouterr().err

@@ -57,13 +57,13 @@ def test_types_and_properties(folder):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("conv_2d.json", {"in_shapes": {7: "1"}}, "7 is not an input or output of the graph; there are 0, 1, 2"),
+        ("conv_2d.json", {"in_shapes": {7: "1"}}, "7 is not an input or output of the graph, only the ids 0, 1 and 2"),
         ("conv_2d.json", {"in_shapes": {0: "1x2*"}}, "nothing after its *"),
         ("conv_2d.json", {"in_shapes": {0: "1y2"}}, "not of the form"),
         ("conv_2d.json", {"in_shapes": {0: "*abca"}}, "each of abcd once"),
         ("conv_2d.json", {"in_shapes": {0: "*abc"}}, "each of abcd once"),
         ("conv_2d.json", {"in_shapes": {0: "1x16x4x4*1x2"}}, "strides must be 4 values"),
-        ("conv_2d.json", {"op_attrs": {3: "strides:1x1"}}, "there is no operation 3; there are 0"),
+        ("conv_2d.json", {"op_attrs": {3: "strides:1x1"}}, "there is no operation 3, only the id 0"),
         ("conv_2d.json", {"op_attrs": {0: "strides"}}, "not of the form NAME:VALUE"),
         ("conv_2d.json", {"op_attrs": {0: "strides:axb"}}, "numbers like 2x2"),
         ("conv_2d.json", {"op_attrs": {0: "groups:x"}}, "a number, got 'x'"),

@@ -385,7 +385,7 @@ X, W = torch.zeros(2, 4, 8, 8), torch.zeros(6, 4, 3, 3)
             {},
             "weight must be (*, 3, 3, 3) in OIX with groups=1, so that it fits input (2, 3, 8, 8)",
         ),
-        ((X[0, 0], W), {}, "input must have 4, or 3 for one image dimensions"),
+        ((X[0, 0], W), {}, "input must have 4 (or, of one image, 3) dimensions, as weight"),
         ((X, W[0]), {}, "weight must have 4 dimensions, as a 2D weight has, got (4, 3, 3)"),
         ((X, W.double()), {}, "weight must have the dtype of input, torch.float32, got torch.float64"),
         ((X.to(torch.complex64), W.to(torch.complex64)), {}, "input must be one of torch.float32"),

@@ -140,8 +140,21 @@ def test_mistakes(kwargs, part):
 
 
 def test_mistakes_in_a_call():
-    with pytest.raises(ValueError, match=r"^conv2d: weight must be \(\*, 3, 3, 3\)"):
-        convgrad.torch.Conv2d(4, 6, 3)(torch.zeros(2, 3, 8, 8))
+    for name, groups, shape, told in (
+        ("Conv2d", 2, (2, 6, 8, 8), "4 channels on axis 1, got 6 in the shape"),
+        ("ConvTranspose2d", 2, (6, 8, 8), "4 channels on axis 0, got 6 in the shape"),
+        ("Conv2d", 2, (3, 8, 8), "4 channels on axis 0, got 3 in the shape"),
+        ("Conv1d", 1, (4, 2, 9), "4 channels on axis 1, got 2 in the shape"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: input must have {told}") as caught:
+            getattr(convgrad.torch, name)(4, 6, 3, groups=groups)(torch.zeros(shape))
+        assert caught.value.argument == "input"
+    with pytest.raises(ValueError, match=r"float32; pass wide_weights=True, or use torch.autocast$"):
+        convgrad.torch.Conv2d(4, 6, 3)(torch.zeros(2, 4, 8, 8, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match="'strides'; did you mean 'stride'"):
+        convgrad.torch.Conv2d(4, 6, 3, strides=2)
+    with pytest.raises(TypeError, match="'wide'; did you mean 'wide_weights'"):
+        convgrad.torch.convert(torch.nn.Conv2d(4, 6, 3), wide=True)
 
 
 def test_wide_weights_under_autocast():

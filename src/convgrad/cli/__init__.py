@@ -203,9 +203,10 @@ def _meaningful(entries: Sequence[Entry], start: Settings) -> list[Entry]:
     """
     from ..errors import SpecError
     from ..spec.check import listed
+    from .tasks import joined
     from .words import UsageError
 
-    for entry in entries:
+    for place, entry in enumerate(entries):
         if entry.where:
             continue
         if entry.is_line and (changed := entry.settings.changes(start)):
@@ -218,7 +219,9 @@ def _meaningful(entries: Sequence[Entry], start: Settings) -> list[Entry]:
                 raise UsageError(f"{entry.text} is a graph file, not a problem; use `convgrad run`") from None
             if Path(entry.text).exists():
                 raise UsageError(f"{entry.text} is a file, not a problem; use --batch={entry.text}") from None
-            raise UsageError(str(error)) from None
+            whole = joined([other.text for other in entries], place)
+            hint = f"; a descriptor has no spaces: {whole}" if whole else ""
+            raise UsageError(f"{error}{hint}") from None
     found = [entry for entry in entries if entry.matches]
     if not found:
         raise UsageError(f"--match={entries[0].settings.match} finds none of {len(entries)} problems")

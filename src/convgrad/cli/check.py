@@ -12,7 +12,7 @@ from ..errors import ConvgradError
 from . import fill
 from .report import RESULT, ROWS, Outcome, State, Step
 from .rows import Column, widest
-from .tasks import Entry, Task, arrays, of_settings, tasks, widest_problem
+from .tasks import Entry, Task, arrays, attempts, of_settings, widest_problem
 
 
 def columns(entries: Sequence[Entry]) -> list[Column]:
@@ -33,17 +33,19 @@ def columns(entries: Sequence[Entry]) -> list[Column]:
 
 def check_entry(entry: Entry, chosen: str = "cpu") -> Iterator[Outcome | Step]:
     """Check every problem of an entry."""
-    try:
-        for index, task in enumerate(tasks(entry)):
-            yield Step(f"checking {task.title}", index, entry.count)
-            yield check_task(task, chosen)
-    except ConvgradError as error:
-        yield Outcome(f"convgrad check '{entry.text}'", State.refused, f"{error} ({error.status})")
+    options = [] if chosen == "cpu" else [f"--engine={chosen}"]
+    for index, task in enumerate(attempts(entry, "check", *options)):
+        if isinstance(task, Outcome):
+            yield task
+            continue
+        yield Step(f"checking {task.title}", index, entry.count)
+        yield check_task(task, chosen)
 
 
 def check_task(task: Task, chosen: str = "cpu") -> Outcome:
     """Compute one problem and compare."""
     began = perf_counter()
+    line = task.line("check", *([] if chosen == "cpu" else [f"--engine={chosen}"]))
     try:
         given = arrays(task)
         out = given.pop(task.problem.wanted)
@@ -54,8 +56,8 @@ def check_task(task: Task, chosen: str = "cpu") -> Outcome:
         calls.run(task.problem, choice, host.tensors(given), host.tensor(out))
         verdict = fill.check(task.op, task.problem, given, out, prior)
     except ConvgradError as error:
-        return Outcome(task.line("check"), State.refused, f"{error} ({error.status})", 0.0, task.fields)
+        return Outcome(line, State.refused, f"{error} ({error.status})", 0.0, task.fields)
     state = State.passed if verdict.trusted else State.mistrusted
     if not verdict.passed:
         state = State.failed
-    return Outcome(task.line("check"), state, str(verdict), perf_counter() - began, task.fields)
+    return Outcome(line, state, str(verdict), perf_counter() - began, task.fields)

@@ -17,6 +17,7 @@ from ..graph.graphs import in_order
 from ..graph.kinds import FpMathMode, PropertyType, find, is_ours
 from ..graph.logical import LogicalTensor
 from ..graph.ops import Op, check
+from ..graph.placing import told
 from ..graph.reader import Document, read_file
 from ..spec.problem import Ints, dense_strides, settle
 from ..spec.table import DTYPES
@@ -77,7 +78,7 @@ def _known(ids: Iterable[int], known: Iterable[int], wrong: str) -> None:
     """Refuse an id that the file does not have."""
     for id in ids:
         if id not in known:
-            raise SpecError(f"{wrong.format(id)}; there are {', '.join(map(str, known))}")
+            raise SpecError(f"{wrong.format(id)}, only {told(known)}")
 
 
 def _copy(op: Op, inputs: Iterable[LogicalTensor], outputs: Iterable[LogicalTensor]) -> Op:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DTYPES, Array
-from ..errors import SpecError
+from ..errors import ConvgradError, SpecError
 from ..explanation import of_problem as of_line
 from ..graph import memory
 from ..spec import Problem, bind
@@ -23,7 +23,7 @@ from ..spec.descriptors import DIRECTIONS, Descriptor
 from ..spec.table import DTYPES as DOCUMENTED
 from ..spec.table import EXTENDED_DTYPES, Op
 from . import fill, words
-from .report import ROWS
+from .report import ROWS, Outcome, State
 from .rows import widest
 from .words import Option, count_of, each, one_of
 
@@ -62,9 +62,14 @@ class Task:
         """What it is, in a few words."""
         return " ".join(self.fields.values())
 
-    def line(self, command: str) -> str:
+    def line(self, command: str, *options: str) -> str:
         """The command that repeats it."""
-        return shlex.join(["convgrad", command, *self.words])
+        return repeated(command, *options, *self.words)
+
+
+def repeated(*words: str) -> str:
+    """A command line of ours, to be copied."""
+    return shlex.join(["convgrad", *words])
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,9 @@ class Entry:
 
     @property
     def padding(self) -> str:
-        """The padding after each axis, if the text has a size of the output that only uneven padding comes to."""
+        """The padding on both sides, if the text has a size of the output that only uneven padding comes to."""
         with suppress(SpecError):
-            found = self.read()
-            return found.uneven if isinstance(found, Descriptor) else ""
+            return self.read().uneven
         return ""
 
 
@@ -139,6 +143,15 @@ def _line(text: str) -> Problem:
         if found is None:
             raise
         raise SpecError(f"a descriptor has no spaces: {whole}", argument=text) from None
+
+
+def joined(texts: Sequence[str], place: int) -> str:
+    """The descriptor that a word and its neighbours come to when they are one word, if they do."""
+    for first in range(place, -1, -1):
+        for last in range(len(texts), max(place, first + 1), -1):
+            with suppress(SpecError):
+                return str(Descriptor.parse("".join(texts[first:last])) and "".join(texts[first:last]))
+    return ""
 
 
 def widest_problem(entries: Sequence[Entry]) -> int:
@@ -216,20 +229,47 @@ def _dtypes(word: str) -> str:
 
 def tasks(entry: Entry) -> Iterator[Task]:
     """The problems of an entry, one for every combination of its settings."""
-    settings = entry.settings
     found = entry.read()
     if isinstance(found, Problem):
         yield of_problem(found)
         return
-    if not entry.matches:
+    for combination in _combinations(entry, found):
+        yield of_descriptor(*combination)
+
+
+def attempts(entry: Entry, command: str, *options: str) -> Iterator[Task | Outcome]:
+    """The same for a command: what is refused is an outcome, and what comes after it is tried all the same."""
+    try:
+        found = entry.read()
+    except ConvgradError as error:
+        deconv = ["--deconv"] if entry.settings.transposed else []
+        yield Outcome(repeated(command, *deconv, entry.text), State.refused, f"{error} ({error.status})")
         return
-    for dtype, tag, direction, mb in product(settings.dtypes, settings.tags, settings.directions, settings.mb):
-        yield of_descriptor(found.with_mb(mb), direction, dtype, tag)
+    if isinstance(found, Problem):
+        yield of_problem(found)
+        return
+    for combination in _combinations(entry, found):
+        try:
+            task = of_descriptor(*combination)
+        except ConvgradError as error:
+            line = repeated(command, *options, *_words(*combination))
+            yield Outcome(line, State.refused, f"{error} ({error.status})", fields=_fields(*combination))
+            continue
+        yield task
+
+
+def _combinations(entry: Entry, found: Descriptor) -> Iterator[tuple[Descriptor, str, str, str]]:
+    """The descriptor of an entry in every direction, type and layout that was asked for."""
+    settings = entry.settings
+    if entry.matches:
+        for dtype, tag, direction, mb in product(settings.dtypes, settings.tags, settings.directions, settings.mb):
+            yield found.with_mb(mb), direction, dtype, tag
 
 
 def of_problem(problem: Problem) -> Task:
     """A problem line. Its integers are those of the operation that it would be without a word about transposition."""
-    return Task((str(problem),), of_line(problem).op, problem, fields={"problem": str(problem)})
+    fields = {"problem": str(problem)} | ({"padding": problem.uneven} if problem.uneven else {})
+    return Task((str(problem),), of_line(problem).op, problem, fields=fields)
 
 
 def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) -> Task:
@@ -238,7 +278,7 @@ def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) 
     output = {"F": 2, "D": 0, "W": 1}[direction[0] if direction[0] == "F" else direction[4]]
     given = {t for i, t in enumerate(types) if i != output}
     if len(given) != 1:
-        raise SpecError(f"--dt={dtype}: both inputs of {direction} must have one type", status="invalid_data_type")
+        raise _mixed(direction, types, output)
     operation = descriptor.operation(direction, data_format=TAGS[tag], dtype=given.pop())
     attributes = dict(operation.attributes)
     if types[output] != operation.inputs[0].dtype:
@@ -247,13 +287,33 @@ def of_descriptor(descriptor: Descriptor, direction: str, dtype: str, tag: str) 
     roles = [arg.role for arg in operation.op.inputs]
     shapes = {role: d.shape for role, d in zip(roles, operation.inputs, strict=False)}
     shapes[operation.op.wanted] = binding.shape
-    text = str(descriptor)
-    deconv = ["--deconv"] if descriptor.transposed else []
-    line = (*deconv, f"--dir={direction}", f"--dt={dtype}", f"--tag={tag}", text)
-    fields = {"problem": text, "dir": direction, "dt": dtype, "tag": tag}
-    if descriptor.uneven:
-        fields["padding"] = descriptor.uneven
+    line, fields = _words(descriptor, direction, dtype, tag), _fields(descriptor, direction, dtype, tag)
     return Task(line, operation.op, binding.problem, attributes, shapes, fields)
+
+
+def _words(descriptor: Descriptor, direction: str, dtype: str, tag: str) -> tuple[str, ...]:
+    """What comes after the command for one problem of a descriptor."""
+    deconv = ["--deconv"] if descriptor.transposed else []
+    return (*deconv, f"--dir={direction}", f"--dt={dtype}", f"--tag={tag}", str(descriptor))
+
+
+def _fields(descriptor: Descriptor, direction: str, dtype: str, tag: str) -> dict[str, Any]:
+    """The columns of one problem of a descriptor."""
+    fields = {"problem": str(descriptor), "dir": direction, "dt": dtype, "tag": tag}
+    return fields | ({"padding": descriptor.uneven} if descriptor.uneven else {})
+
+
+def _mixed(direction: str, types: Sequence[str], output: int) -> SpecError:
+    """The error for inputs of two types, with the words for the result of f32 that was probably meant."""
+    names = [name for i, name in enumerate(("SRC", "WEI", "DST")) if i != output]
+    narrow = [t for t in types if t in ("bf16", "f16")]
+    meant = [*narrow[:1] * 3]
+    hint = ""
+    if narrow:
+        meant[output] = "f32"
+        hint = f"; for a result of f32 write {':'.join(meant)}"
+    what = f"--dt={':'.join(types)}: both inputs of {direction}, {' and '.join(names)}, must have one type"
+    return SpecError(what + hint, status="invalid_data_type")
 
 
 def arrays(task: Task) -> dict[str, Array]:

@@ -81,7 +81,8 @@ def hindrance(device: Device) -> str:
     """What no kernel can do anything about."""
     missing = [library for library in ("torch", "triton") if not _is_installed(library)]
     if missing:
-        return f"{' and '.join(missing)}, of convgrad[cuda], {'are' if len(missing) > 1 else 'is'} not installed"
+        named = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
+        return f"{named} not installed; the extra `cuda` of convgrad has both"
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device here"

@@ -25,6 +25,7 @@ from .kinds import LayoutType, refuse
 from .logical import SIZE_MAX, LogicalTensor
 from .memory import Engine, Stream, Tensor, allocate, require
 from .ops import Node
+from .placing import by_id, told
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,8 @@ class CompiledPartition:
         for tensor in (*self.inputs, *self.outputs):
             if tensor.id == id:
                 return tensor
-        known = ", ".join(str(t.id) for t in (*self.inputs, *self.outputs))
-        raise refuse("tensor_of_graph", f"id {id!r}", where="the partition", known=known)
+        known = told(t.id for t in (*self.inputs, *self.outputs))
+        raise refuse("tensor_of_graph", f"id {id!r}", where="the tensors of the partition", known=known)
 
     def get_inplace_ports(self) -> list[tuple[int, int]]:
         """Pairs of an input and an output that may share their memory."""
@@ -217,14 +218,16 @@ class CompiledPartition:
     def execute(
         self,
         stream: Stream | None,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any] | None = None,
+        inputs: Any,
+        outputs: Any = None,
         scratchpad: Tensor | None = None,
     ) -> list[Tensor]:
         """Compute, and return the outputs. Tensors are matched by id; a bare array is memory for the port at its place.
 
         Without `outputs` they are allocated. A `Tensor` whose shape was not known gets it, and its memory, now.
         """
+        if stream is not None and not isinstance(stream, Stream):
+            raise refuse("stream", "stream", type(stream).__name__)
         if stream is not None and stream.engine.kind != self.engine.kind:
             raise refuse("engine_kind", "stream", stream.engine.kind, expected=self.engine.kind)
         given = [t.array for t in self._matched(inputs, self.inputs, "inputs")]
@@ -233,10 +236,7 @@ class CompiledPartition:
         place = None
         if target is not None and not (self._compiled.late and not target.logical.is_known):
             place = target.array
-            try:
-                check_writable(target.locked)
-            except SpecError as error:
-                raise self._compiled.node.retell(error) from None
+            self.check_target(target)
         timed = verbose.EXEC.isEnabledFor(20)
         began = perf_counter() if timed else 0.0
         logical, array = self._compiled.run(given, place)
@@ -253,25 +253,25 @@ class CompiledPartition:
             target.settle(logical, array)
         return [target]
 
-    def _matched(self, given: Sequence[Any], ports: tuple[LogicalTensor, ...], what: str) -> list[Tensor]:
+    def check_target(self, target: Tensor) -> None:
+        """Refuse memory that must not be written to."""
+        try:
+            check_writable(target.locked)
+        except SpecError as error:
+            raise self._compiled.node.retell(error) from None
+
+    def _matched(self, given: Any, ports: tuple[LogicalTensor, ...], what: str) -> list[Tensor]:
         """The tensors of the ports, in index order."""
-        tensors: dict[int, Tensor] = {}
-        for place, value in enumerate(given):
-            if not isinstance(value, Tensor):
-                if place >= len(ports):
-                    raise refuse("tensor", f"{what}[{place}]", type(value).__name__)
-                value = Tensor(ports[place], self.engine, value)
-            if value.logical.id in tensors:
-                raise refuse("port_once", what, id=value.logical.id)
-            tensors[value.logical.id] = value
+        tensors = {id: value for id, value in by_id(given, ports, what).items() if value is not None}
         node = self._compiled.node
         result = []
         for index, port in enumerate(ports):
             name = node.input_name(index) if what == "inputs" else node.row.output.name
             tensor = tensors.get(port.id)
             if tensor is None:
-                known = ", ".join(map(str, tensors)) or "none"
-                raise refuse("port", what, known, id=port.id, name=name, op=node.label)
+                raise refuse("port", what, told(tensors), id=port.id, name=name, op=node.label)
+            if not isinstance(tensor, Tensor):
+                tensor = Tensor(port, self.engine, tensor)
             if tensor.engine.kind != self.engine.kind:
                 raise refuse("engine_kind", f"tensor {port.id}", tensor.engine.kind, expected=self.engine.kind)
             if not _fits(tensor.logical, port):

@@ -19,7 +19,8 @@ from .compiled import CACHE, CompiledPartition, build
 from .kinds import DataType, EngineKind, FpMathMode, LayoutType, Policy, PropertyType, Status, refuse
 from .logical import LogicalTensor
 from .memory import Engine, Stream, Tensor
-from .ops import Node, Op, check
+from .ops import Node, Op, check, listed_tensors
+from .placing import Step, apart, beside, by_id, check_outputs, put, told
 
 N = TypeVar("N", Op, Node)
 _numbers = count()
@@ -86,8 +87,8 @@ class Graph:
         """Make an inner tensor an output too."""
         self._open("keep tensors")
         if not any(id == node.output.id for node in self._nodes.values()):
-            known = ", ".join(str(node.output.id) for node in self._nodes.values()) or "none"
-            raise refuse("tensor_of_graph", f"id {id!r}", where="the outputs of the graph's operations", known=known)
+            known = told(node.output.id for node in self._nodes.values())
+            raise refuse("tensor_of_graph", f"id {id!r}", where="what the graph's operations compute", known=known)
         self._kept.add(id)
 
     def _open(self, what: str) -> None:
@@ -197,6 +198,25 @@ class Partition:
         """The kind of engine that it is for."""
         return self.engine_kind
 
+    @property
+    def label(self) -> str:
+        """Its operation, for messages."""
+        return self._work.label
+
+    @property
+    def step(self) -> Step:
+        """The ids of its tensors."""
+        return Step(self.label, tuple(t.id for t in self._work.inputs), self._work.output.id)
+
+    @property
+    def fused(self) -> tuple[int, ...]:
+        """Tensors that are made and used up inside of it, in no memory."""
+        return tuple(node.output.id for node in self._nodes if node.output.id != self._work.output.id)
+
+    def word_for(self, id: int) -> str:
+        """What the operation calls an input."""
+        return self._work.input_name(next(i for i, t in enumerate(self._work.inputs) if t.id == id))
+
     def get_input_ports(self) -> list[LogicalTensor]:
         """The inputs, in index order."""
         return list(self._work.inputs)
@@ -226,7 +246,9 @@ class Partition:
 
         Without tensors, those of the graph serve.
         """
-        engine = engine or Engine()
+        engine = Engine() if engine is None else engine
+        if not isinstance(engine, Engine):
+            raise refuse("engine", "engine", type(engine).__name__)
         refusal = self._refusal()
         label = self._work.label
         if refusal:
@@ -255,7 +277,7 @@ class Partition:
         if given is None:
             return tuple(ports)
         tensors: dict[int, LogicalTensor] = {}
-        for tensor in given:
+        for tensor in listed_tensors(given, what):
             if not isinstance(tensor, LogicalTensor):
                 raise refuse("logical_tensor", f"each of {what}", type(tensor).__name__)
             if tensors.setdefault(tensor.id, tensor) != tensor:
@@ -265,8 +287,7 @@ class Partition:
             names = [self._work.row.output.name]
         for port, name in zip(ports, names, strict=True):
             if port.id not in tensors:
-                known = ", ".join(map(str, tensors)) or "none"
-                raise refuse("port", what, known, id=port.id, name=name, op=self._work.label)
+                raise refuse("port", what, told(tensors), id=port.id, name=name, op=self._work.label)
         return tuple(tensors[port.id] for port in ports)
 
 
@@ -299,21 +320,16 @@ class CompiledGraph:
             return None
         return partition.compile(inputs, None, self.engine)
 
-    def execute(
-        self, stream: Stream | None, inputs: Mapping[int, Any], outputs: Mapping[int, Any] | None = None
-    ) -> dict[int, Array]:
+    def execute(self, stream: Stream | None, inputs: Any, outputs: Any = None) -> dict[int, Array]:
         """Compute from arrays (or Tensors) by tensor id; returns the outputs as arrays by id.
 
-        `outputs` are arrays to write to. What it leaves out is allocated.
+        `outputs` are arrays to write to. What it leaves out is allocated. Either may be a list instead: its Tensors say
+        their ids, and its arrays go by place in `self.inputs` or `self.outputs`. An output may lie on an input.
         """
-        tensors: dict[int, Tensor] = {}
-        for port in self.inputs:
-            if port.id not in inputs:
-                known = ", ".join(map(str, inputs)) or "none"
-                raise refuse("tensor_of_graph", f"the input {port.id}", where="those given", known=known)
-            value = inputs[port.id]
-            tensors[port.id] = value if isinstance(value, Tensor) else Tensor(_dense(port), self.engine, value)
-        targets = dict(outputs or {})
+        tensors = self._given(by_id(inputs, self.inputs, "inputs"))
+        targets = self._targets({} if outputs is None else by_id(outputs, self.outputs, "outputs"))
+        waiting = apart(self._order, tensors, targets)
+        late: list[tuple[Tensor, Tensor]] = []
         for partition, step in zip(self.partitions, self._steps, strict=True):
             if step is None:
                 step = self._compile(partition, {i: t.logical for i, t in tensors.items()})
@@ -321,9 +337,44 @@ class CompiledGraph:
                 raise SpecError("a shape is still not known", status="invalid_shape")
             port = step.outputs[0]
             target = targets.get(port.id)
+            if target is not None and port.id in waiting:
+                own = target if isinstance(target, Tensor) else Tensor(port, self.engine, target)
+                step.check_target(own)
+                target = beside(own)
+                late.append((target, own))
             places = None if target is None else [target]
             tensors[port.id] = step.execute(stream, [tensors[t.id] for t in step.inputs], places)[0]
+        for values, own in late:
+            put(values, own)
+            tensors[own.logical.id] = own
         return {t.id: tensors[t.id].array for t in self.outputs}
+
+    def _given(self, inputs: Mapping[int, Any]) -> dict[int, Tensor]:
+        """The inputs as Tensors."""
+        tensors: dict[int, Tensor] = {}
+        for port in self.inputs:
+            value = inputs.get(port.id)
+            if value is None:
+                taker = next(p for p in self.partitions if any(t.id == port.id for t in p.get_input_ports()))
+                given = told(id for id, value in inputs.items() if value is not None)
+                raise refuse("port", "inputs", given, id=port.id, name=taker.word_for(port.id), op=taker.label)
+            tensors[port.id] = value if isinstance(value, Tensor) else Tensor(_dense(port), self.engine, value)
+        return tensors
+
+    def _targets(self, outputs: Mapping[int, Any]) -> dict[int, Any]:
+        """The memory for results: as Tensors, unless their shapes are still to be found."""
+        check_outputs(self._order, outputs, {id for p in self.partitions for id in p.fused})
+        known = {step.outputs[0].id: step.outputs[0] for step in self.steps if step.outputs[0].is_known}
+        return {
+            id: Tensor(known[id], self.engine, value) if id in known and not isinstance(value, Tensor) else value
+            for id, value in outputs.items()
+            if value is not None
+        }
+
+    @property
+    def _order(self) -> list[Step]:
+        """The partitions by the ids of their tensors, in the order in which they run."""
+        return [p.step for p in self.partitions]
 
 
 def _dense(tensor: LogicalTensor) -> LogicalTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from ..errors import SpecError
 from ..spec import dialects
-from ..spec.check import breach, broken, meant, shown
+from ..spec.check import breach, broken, dtype_word, meant, shown
 from ..spec.dialects import DIALECTS, Meaning
-from ..spec.table import ALL_OPS, Rule
+from ..spec.table import ALL_OPS, SPELLINGS, Rule
 
 W = TypeVar("W", bound="Word")
 
@@ -30,7 +31,16 @@ class Word(str, Enum):
             return cls(value)
         except ValueError:
             known = [str(member) for member in cls]
-            raise refuse("word", argument, repr(value), hint=meant(value, known), expected=", ".join(known)) from None
+            raise refuse("word", argument, repr(value), hint=here(value, known), expected=", ".join(known)) from None
+
+
+def here(value: object, known: Sequence[str]) -> str:
+    """A hint at the word of a list that a value means: `'float32' is 'f32' here`."""
+    word = dtype_word(value)
+    ours = SPELLINGS.get(word.lower(), word) if isinstance(word, str) else None
+    if ours in known:
+        return f"{value!r} is {ours!r} here" if isinstance(value, str) else f"that is {ours!r} here"
+    return meant(value, known)
 
 
 class DataType(Word):
@@ -155,6 +165,7 @@ GRAPH_RULES: dict[str, Rule] = {
         # Logical tensors and operations by themselves.
         Rule("word", "invalid_arguments", "must be one of {expected}"),
         Rule("number", "invalid_arguments", "must be a whole number from {least} to {most}"),
+        Rule("exchanged", "invalid_arguments", "comes before dims: LogicalTensor(id, 'f32', (2, 3))"),
         Rule("dims", "invalid_arguments", "must be a number of dimensions or a list of sizes below 2**63"),
         Rule("ndims", "invalid_arguments", "must not exceed 12 dimensions"),
         Rule("strides", "invalid_arguments", "must be {expected}, each from 0 to 2**63 - 1"),
@@ -174,12 +185,17 @@ GRAPH_RULES: dict[str, Rule] = {
         Rule("one_producer", "invalid_graph", "is the output of both {first} and {second}"),
         Rule("no_cycle", "invalid_graph", "must have an order: {names} wait for each other"),
         Rule("not_empty", "invalid_graph", "must have an operation"),
-        Rule("tensor_of_graph", "invalid_arguments", "is not a tensor of {where}; there are {known}"),
+        Rule("tensor_of_graph", "invalid_arguments", "is not among {where}, {known}"),
         Rule("strict_rule", "invalid_arguments", "must be 'gradient' in a strict graph, the rule that oneDNN follows"),
         # Compiling and executing.
         Rule("engine_kind", "invalid_arguments", "must be of kind {expected}"),
         Rule("supported", "invalid_arguments", "is not supported: {why}"),
         Rule("port", "invalid_arguments", "must include the tensor {id} ({name} of {op})"),
+        Rule("given", "invalid_arguments", "must be a list of Tensors or arrays, or a dictionary of them by tensor id"),
+        Rule("apart", "invalid_arguments", "must not share memory with {other}: give each output its own"),
+        Rule("engine", "invalid_arguments", "must be an Engine, such as Engine('cpu')"),
+        Rule("stream", "invalid_arguments", "must be a Stream or None"),
+        Rule("tensor_list", "invalid_arguments", "must be a list of LogicalTensors"),
         Rule("port_once", "invalid_arguments", "must have the tensor {id} once"),
         Rule("known_input", "invalid_arguments", "must be known when compiling: {what}"),
         Rule("port_dtype", "invalid_arguments", "must be of {expected}, as in the graph"),

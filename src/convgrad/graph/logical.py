@@ -8,7 +8,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from ..spec.check import S64, values
+from ..spec.check import S64, dtype_word, shown, values
 from ..spec.problem import Ints, dense_strides
 from ..spec.table import MAX_NDIMS
 from .kinds import BITS, DataType, LayoutType, PropertyType, refuse
@@ -60,6 +60,8 @@ class LogicalTensor:
         if number is None or number not in IDS:
             raise refuse("number", "the id of a tensor", repr(id), least=0, most="2**64 - 1")
         name = f"tensor {number}"
+        if not isinstance(dtype, str) and isinstance(dtype_word(dims), str):
+            raise refuse("exchanged", f"{name}: dtype", shown(dtype))
         kind = DataType.of(dtype, f"{name}: dtype")
         layout = LayoutType.of(layout_type, f"{name}: layout_type")
         known = PropertyType.of(property_type, f"{name}: property_type")

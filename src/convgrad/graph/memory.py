@@ -13,6 +13,7 @@ import numpy as np
 from ..dtypes import Array
 from ..errors import OutOfMemoryError, UnsupportedError
 from ..libraries import on_host, open_tensor
+from ..memory import in_units
 from ..spec.check import broken
 from ..spec.problem import settle
 from .kinds import NUMPY, EngineKind, PropertyType, refuse
@@ -163,15 +164,6 @@ def require(count: int, what: str) -> None:
     free = available()
     if count > free:
         raise OutOfMemoryError(f"{what}: needs {in_units(count)} of memory, and {in_units(free)} are available")
-
-
-def in_units(count: int) -> str:
-    """A number of bytes for people."""
-    value, units = float(count), ["bytes", "kB", "MB", "GB", "TB", "PB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:.3g} {units[0]}"
 
 
 def available() -> int:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import SpecError
-from ..spec.check import broken, check_attributes, check_dtypes, check_input_count
+from ..spec.check import broken, check_attributes, check_dtypes, check_input_count, shown
 from ..spec.dialects import Meaning
 from ..spec.table import OPS
 from ..spec.table import Op as Row
@@ -37,6 +37,8 @@ class Op:
         number = _whole(id)
         if number is None or number not in IDS:
             raise refuse("number", "the id of an operation", repr(id), least=0, most="2**64 - 1")
+        if not isinstance(kind, str):
+            raise refuse("known_kind", shown(kind))
         self.id = number
         self.kind = kind
         self.name = name or f"{kind}_{number}"
@@ -54,7 +56,7 @@ class Op:
 
     def add_inputs(self, tensors: Iterable[LogicalTensor]) -> Op:
         """Append inputs."""
-        for tensor in tensors:
+        for tensor in listed_tensors(tensors, f"the inputs of {self.name}"):
             self.add_input(tensor)
         return self
 
@@ -65,7 +67,7 @@ class Op:
 
     def add_outputs(self, tensors: Iterable[LogicalTensor]) -> Op:
         """Append outputs."""
-        for tensor in tensors:
+        for tensor in listed_tensors(tensors, f"the outputs of {self.name}"):
             self.add_output(tensor)
         return self
 
@@ -84,6 +86,14 @@ class Op:
 
     def __repr__(self) -> str:
         return f"Op({self.id}, {self.kind!r}, name={self.name!r})"
+
+
+def listed_tensors(tensors: object, what: str) -> Iterable[LogicalTensor]:
+    """A list of tensors; one that stands by itself, or anything else, is refused."""
+    if isinstance(tensors, (LogicalTensor, str, bytes, Mapping)) or not isinstance(tensors, Iterable):
+        hint = "write [tensor] for a single one" if isinstance(tensors, LogicalTensor) else ""
+        raise refuse("tensor_list", what, type(tensors).__name__, hint=hint)
+    return tensors
 
 
 def _logical(tensor: object, what: str) -> LogicalTensor:
@@ -149,8 +159,8 @@ def retell(error: SpecError, meaning: Meaning, label: str) -> SpecError:
     if error.argument == "out":
         # A graph has no `out`: what it was is the output tensor.
         name = meaning.op.output.name
-        message = error.message.removeprefix("out ")
-        if message != error.message:
+        message = error.message.removeprefix("out ").replace(f" of {name} in ", " in ")
+        if error.message.startswith("out "):
             error = SpecError(f"{name} {message}", status=error.status, rule=error.rule, argument=name)
     told = meaning.retell(error)
     told.message = told.message.replace("by `out`", "by the shape of the output")

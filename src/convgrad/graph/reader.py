@@ -7,6 +7,7 @@ the text, its nesting and its lists have limits, and shapes are only numbers her
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 
 from ..errors import ConvgradError, SpecError
 from .graphs import Graph
-from .kinds import DataType, EngineKind, FpMathMode, LayoutType, PropertyType
+from .kinds import DataType, EngineKind, FpMathMode, LayoutType, PropertyType, here
 from .logical import UNKNOWN_DIM, LogicalTensor
 from .ops import Op
 
@@ -146,6 +147,8 @@ def from_json(text: str | bytes, *, strict: bool = False, same_rule: str = "grad
 
 def read_file(path: str | Path) -> Document:
     """The document in a file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise SpecError(f"path must be the name of a file, got {type(path).__name__}")
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -156,6 +159,9 @@ def read_file(path: str | Path) -> Document:
 
 def read(text: str | bytes, *, source: str = "graph") -> Document:
     """The document in a text."""
+    if not isinstance(text, (str, bytes, bytearray, memoryview)):
+        hint = "; json.dumps makes one of it" if isinstance(text, (dict, list)) else ""
+        raise SpecError(f"a graph must be given as a text in JSON, got {type(text).__name__}{hint}")
     try:
         return _read(text.encode() if isinstance(text, str) else bytes(text), source)
     except ConvgradError as error:
@@ -197,7 +203,11 @@ def _decoded(decoder: msgspec.json.Decoder[Any], content: bytes | msgspec.Raw, p
             what = f"this is not a oneDNN graph file: {what}"
         for word in WORDS if what.startswith("Invalid enum value") else ():
             if path.endswith(f".{word}`"):
-                what += f", must be one of {', '.join(map(str, WORDS[word]))}"
+                known = list(map(str, WORDS[word]))
+                what += f", must be one of {', '.join(known)}"
+                got = what.partition("'")[2].partition("'")[0]
+                hint = here(got, known)
+                what += f"; {hint}" if hint else ""
         raise _wrong(place + path.removesuffix("`").removeprefix("$"), what) from None
     except msgspec.DecodeError as error:
         raise _wrong(_position(bytes(content), str(error)), f"not JSON: {str(error).split(' (byte')[0]}") from None

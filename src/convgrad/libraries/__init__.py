@@ -72,7 +72,7 @@ def open_array(value: Any, name: str) -> Array:
 def on_host(tensor: Tensor, name: str) -> Array:
     """The NumPy view of a tensor; one on another device has none."""
     if not isinstance(tensor.memory, np.ndarray):
-        raise broken("input_device", name, f"a tensor on {tensor.device}")
+        raise broken("input_device", name, f"a tensor on {tensor.device}", where="CPU memory")
     return tensor.memory
 
 

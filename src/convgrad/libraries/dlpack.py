@@ -16,7 +16,7 @@ from .. import host
 from ..backend import Device, Tensor
 from ..dtypes import Array
 from ..errors import SpecError
-from ..spec.check import broken
+from ..spec.check import DEVICES, broken
 from ..tensors import other_dtype
 from .torch import on_device, stream
 
@@ -141,7 +141,7 @@ def _view(value: Any, name: str) -> tuple[Array, bool]:
     """
     device = _device(value, name)
     if device[0] not in _CPU_DEVICES:
-        raise broken("input_device", name, f"a tensor on DLPack device {device}")
+        raise broken("input_device", name, f"a tensor on DLPack device {device}", where=DEVICES)
     try:
         capsule = _capsule(value)
     except _FAILURES as error:

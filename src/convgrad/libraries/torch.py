@@ -14,7 +14,7 @@ from .. import host
 from ..backend import Device, Tensor
 from ..dtypes import DTYPES, Array
 from ..host_team import HOST_TEAM, share_threads
-from ..spec.check import broken
+from ..spec.check import DEVICES, broken
 
 name = "torch"
 
@@ -135,7 +135,7 @@ def open(value: Any, name: str) -> Tensor:
     kind = type(value).__name__
     if value.device.type not in ADDRESSED:
         hint = "move it with .cpu()" if value.device.type != "meta" else "a meta tensor has no values; make a real one"
-        raise broken("input_device", name, f"a tensor on {value.device}", hint=hint)
+        raise broken("input_device", name, f"a tensor on {value.device}", hint=hint, where=DEVICES)
     if value.is_nested or value.is_quantized:
         what, way = ("nested", "torch.nested.to_padded_tensor") if value.is_nested else ("quantized", ".dequantize()")
         raise broken("input_array", name, f"a {what} tensor", hint=f"make a plain one with {way}")

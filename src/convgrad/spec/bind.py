@@ -138,8 +138,14 @@ def _fits(ask: _Question, attributes: Mapping[str, Any], rule: str) -> str:
     depthwise = _depthwise(ask, attributes) if rule == "weights_channels" else ""
     if depthwise and attributes.get("groups", 1) != 1:
         return depthwise
-    if found := _fitting(ask, attributes):
+    # With groups, data and weights of two families fit by accident: small numbers of channels divide many sizes.
+    grouped = attributes.get("groups", 1) != 1
+    if found := [fit for fit in _fitting(ask, attributes) if fit.layout.agrees(ask.op) or not grouped]:
         return f"these shapes fit {found[0].layout}"
+    if grouped and rule == "weights_channels":
+        with suppress(SpecError):
+            _bind(ask, {**attributes, "groups": 1})
+            return "these shapes fit groups=1"
     if depthwise:
         return depthwise
     op, (first, second) = ask.op, ask.inputs[:2]
@@ -239,7 +245,8 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
     asked, source = _asked_shape(op, attrs, shape, out, rank, spatial_shape)
     w = _weights(op, given["w"].shape if "w" in given else asked, layout, groups, totals, given, source)
     if min(w.kernel) < 1:
-        raise broken("weights_empty", source if op.wanted == "w" else op.arg("w").name, w.shape)
+        name = source if op.wanted == "w" else op.arg("w").name
+        raise broken("weights_empty", name, w.shape, why="a kernel has an element at least")
     span = tuple(extent(k, d) for k, d in zip(w.kernel, dilation, strict=True))
     sizes: dict[str, Ints] = {role: _read(given[role].shape, axes[role])[2] for role in ("x", "y") if role in given}
 
@@ -284,10 +291,12 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
     else:
         result = _place(axes[op.wanted], n, totals[op.wanted], sizes[op.wanted])
         if 0 in given["w"].shape and 0 not in result:
-            raise broken("weights_empty", op.arg("w").name, given["w"].shape)
+            why = f"{op.output.name} {result} is not, and would have sums over no channels"
+            raise broken("weights_empty", op.arg("w").name, given["w"].shape, why=why)
     if out is not None and out.shape != result:
-        source = f"{op.output.name} in {layout.of(op.wanted)}"
-        raise broken("shapes_agree", "out", out.shape, expected=result, source=source)
+        name = f"{op.output.name} in {layout.of(op.wanted)}"
+        why = _why(op, given, layout, _read(out.shape, axes[op.wanted])[2], (sizes, span, stride, begin, end, extra))
+        raise broken("shapes_agree", "out", out.shape, hint=why, expected=result, source=name)
     if prod(result) * DTYPES[out_dtype].size not in S64:
         raise broken("addressable", op.output.name, result)
     if "bias" in given and given["bias"].shape != (totals[op.wanted],):
@@ -329,6 +338,28 @@ def _bind(ask: _Question, attributes: Mapping[str, Any]) -> Binding:
 def _told(role: str, op: Op, given: Mapping[str, Description], layout: Layout) -> str:
     """A tensor in a message: `src (8, 32, 32, 3) in NXC`."""
     return f"{op.arg(role).name} {given[role].shape} in {layout.of(role)}"
+
+
+def _why(
+    op: Op,
+    given: Mapping[str, Description],
+    layout: Layout,
+    got: Ints,
+    windows: tuple[Mapping[str, Ints], Ints, Ints, Ints, Ints, Ints],
+) -> str:
+    """What the shape of a result follows from, with the formula of the first spatial size that is another one."""
+    words = f"it follows from {' and '.join(_told(arg.role, op, given, layout) for arg in op.inputs[:2])}"
+    sizes, *rest = windows
+    if op.wanted == "w" or (op.wanted == "x" and not op.transposed):
+        return words
+    for axis, (span, step, before, after, more) in enumerate(zip(*rest, strict=True)):
+        x, y = sizes["x"][axis], sizes["y"][axis]
+        if got[axis] != (y if op.wanted == "y" else x):
+            formula = f"({x} + {before} + {after} - {span}) // {step} + 1 = {y}"
+            if op.wanted == "x":
+                formula = f"{step} * ({y} - 1) + {span} - {before} - {after}{f' + {more}' if more else ''} = {x}"
+            return f"{words}: {formula} on spatial axis {axis}"
+    return words
 
 
 def _lies_the_other_way(tensor: Description, axes: str) -> bool:
@@ -514,10 +545,12 @@ def _weights(
         sizes: dict[str, Sequence[object]] = {"y": "*", "x": "*", "k": kernel}
         sizes |= {role: (total if role == grouped else total // groups,) for role, total in totals.items()}
         forms.append("(" + ", ".join(str(size) for letter in axes for size in sizes[letter]) + ")")
+    shared = groups > 1 and not op.transposed and "x" in totals
     raise broken(
         "weights_channels",
         name,
         shape,
+        hint=f"{totals['x']} channels in {groups} groups are {totals['x'] // groups} in each" if shared else "",
         expected=" or ".join(forms),
         groups=groups,
         layout=layout.weights,

@@ -27,6 +27,9 @@ from .table import (
     Rule,
 )
 
+DEVICES = "memory of the CPU or of an NVIDIA GPU"
+"""Where tensors may lie."""
+
 S64 = range(-(2**63), 2**63)
 
 
@@ -256,7 +259,7 @@ def _at_least(attr: Attr, number: int, minimum: int | None, got: Any) -> int:
     return number
 
 
-def _dtype_word(value: Any) -> Any:
+def dtype_word(value: Any) -> Any:
     """The name of an element type that came as NumPy's, PyTorch's or JAX's object; other values as they are."""
     if isinstance(value, str):
         return value
@@ -270,7 +273,7 @@ def _choice(attr: Attr, value: Any, strict: bool) -> str:
     """The canonical spelling of a string attribute."""
     expected = ", ".join(attr.choices)
     if attr.name == "out_dtype":
-        value = _dtype_word(value)
+        value = dtype_word(value)
     if not isinstance(value, str):
         raise broken("attribute_type", attr.name, shown(value), expected=f"a string: {expected}")
     found = {c.lower(): c for c in attr.choices}.get(value.lower(), "") if attr.any_case else value

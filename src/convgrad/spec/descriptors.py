@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import SpecError
 from .bind import Description
 from .check import S64, meant
-from .problem import Ints, extent
+from .problem import Ints, extent, uneven
 from .table import OPS, Op
 
 DIRECTIONS = {
@@ -94,10 +94,7 @@ class Descriptor:
 
         benchdnn takes any `o`: what its windows need is padded after each axis, or left out there.
         """
-        if all(begin - step < end <= begin for begin, end, step in zip(self.p, self.end, self.s, strict=True)):
-            return ""
-        begin, end = ("x".join(map(str, n if len({*n}) > 1 else n[:1])) for n in (self.p, self.end))
-        return f"{begin} before, {end} after"
+        return uneven(self.p, self.end, self.s)
 
     def with_mb(self, mb: int) -> Descriptor:
         """The same problem with another batch size; 0 keeps it, as `--mb=0` does."""

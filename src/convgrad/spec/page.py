@@ -132,9 +132,11 @@ input has its channels last in memory and first by its format (PyTorch's `channe
 way. So a data gradient follows `diff_dst`, and a weight gradient follows `src`. Graphs lay results out as their logical
 tensors say.
 
-Results have no autograd history, so a PyTorch tensor that requires grad is refused while grad mode is on. Arrays that
-are being traced have no values yet and are refused, too. Immutable arrays (JAX arrays, read-only NumPy arrays) are
-refused as `out`.
+Where all arrays of a call are PyTorch's and there is no `out`, autograd, `torch.func` and `torch.compile` see the call
+as one operation, which they can differentiate, transform and compile. Elsewhere results have no autograd history: with
+`out`, or beside arrays of other libraries, a PyTorch tensor that requires grad is refused while grad mode is on. So are
+arrays that are being traced and have no values yet: JAX's always, PyTorch's with `out`. Immutable arrays (JAX arrays,
+read-only NumPy arrays) are refused as `out`.
 """
 
 

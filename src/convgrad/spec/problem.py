@@ -46,6 +46,19 @@ def extent(kernel: int, dilation: int) -> int:
     return (kernel - 1) * dilation + 1
 
 
+def uneven(begin: Ints, end: Ints, stride: Ints) -> str:
+    """Padding in words, if the size of y is not what the same padding on both sides comes to; else nothing.
+
+    The end of an axis that no window reaches has a negative padding after it: that is none, and so many unread.
+    """
+    if all(b - s < e <= b for b, e, s in zip(begin, end, stride, strict=True)):
+        return ""
+    after, unread = tuple(max(e, 0) for e in end), tuple(max(-e, 0) for e in end)
+    told = ("x".join(map(str, n if len({*n}) > 1 else n[:1])) for n in (begin, after, unread))
+    words = [f"{n} {word}" for n, word in zip(told, ("before", "after", "unread"), strict=True)]
+    return ", ".join(words if any(unread) else words[:2])
+
+
 @dataclass(frozen=True)
 class Problem:
     """One computation. Strides are in elements, over the axes (n, g, cx, *x), (g, cy, cx, *w) and (n, g, cy, *y).
@@ -130,6 +143,18 @@ class Problem:
         """Bytes of the three tensors, each counted once."""
         roles: tuple[Role, ...] = ("x", "w", "y")
         return sum(self.size(role) * DTYPES[self.dtype_of(role)].size for role in roles)
+
+    @property
+    def end(self) -> Ints:
+        """Padding after each axis. It follows from the sizes, and is negative where windows leave a rest of x."""
+        spans = map(extent, self.w, self.dilation)
+        each = zip(self.x, self.y, self.stride, spans, self.pad, strict=True)
+        return tuple((y - 1) * s - x + e - p for x, y, s, e, p in each)
+
+    @property
+    def uneven(self) -> str:
+        """The padding in words, if it is not the same on both sides; else nothing."""
+        return uneven(self.pad, self.end, self.stride)
 
     def __str__(self) -> str:
         """One line that `Problem.parse` reads back: `x f32 n2 g1 cx16 cy32 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1`."""

@@ -416,10 +416,10 @@ RULES: dict[str, Rule] = {
         # The operation by itself, in the order in which oneDNN checks it.
         Rule("known_operation", "invalid_graph_op", "is not an operation of this family"),
         Rule("input_count", "invalid_graph_op", "takes {expected} ({names})"),
-        Rule("input_array", "invalid_arguments", "must be a NumPy array or a CPU tensor with DLPack support"),
-        Rule("input_device", "invalid_arguments", "must lie in CPU memory"),
-        Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none"),
-        Rule("input_grad", "invalid_arguments", "must not require gradients: the result has no autograd history"),
+        Rule("input_array", "invalid_arguments", "must be a NumPy array, or a tensor with DLPack support"),
+        Rule("input_device", "invalid_arguments", "must lie in {where}"),
+        Rule("input_traced", "invalid_arguments", "must hold values: an array that is being traced has none here"),
+        Rule("input_grad", "invalid_arguments", "must not require gradients: this result has no autograd history"),
         Rule("byte_order", "invalid_arguments", "must have the byte order of this machine"),
         Rule("input_dtype", "invalid_graph_op", "must be one of {expected}"),
         Rule("same_dtype", "invalid_graph_op", "must have the dtype of {first}, {expected}"),
@@ -452,7 +452,7 @@ RULES: dict[str, Rule] = {
             "must be {expected} in {layout} with groups={groups}, so that it fits {first}",
             layout=True,
         ),
-        Rule("weights_empty", "invalid_arguments", "must not be empty"),
+        Rule("weights_empty", "invalid_arguments", "must not be empty: {why}"),
         Rule(
             "bias_length",
             "invalid_arguments",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
+from ..errors import OutOfMemoryError, SpecError, UnsupportedError
 from ..libraries import weight_of
 from ..spec.check import broken, values
 from ..spec.problem import extent, window_sizes
@@ -48,7 +48,7 @@ def _batch(name: str, tensor: Tensor, weight: Tensor, rank: int) -> tuple[Tensor
     if len(shape) != whole:
         raise broken("same_rank", "weight", shape, expected=whole, first="a", shape=f"{rank}D weight")
     if tensor.dim() not in (rank + 1, rank + 2):
-        dims = f"{whole}, or {rank + 1} for one image"
+        dims = f"{whole} (or, of one image, {rank + 1})"
         raise broken("same_rank", name, tuple(tensor.shape), expected=dims, first="weight", shape=shape)
     one = tensor.dim() == rank + 1
     return (tensor.unsqueeze(0) if one else tensor), one
@@ -156,14 +156,27 @@ def _told(name: str, function: Callable[..., Tensor], rank: int, *args: Any) -> 
         return _stock(name, *args)
     try:
         return function(rank, *args)
+    except (OutOfMemoryError, UnsupportedError) as error:
+        raise error.within(name) from None
     except SpecError as error:
         if not error.operation:
+            if error.rule == "same_dtype" and (hint := _wider(*args[:2])):
+                error.message += hint
             for_data = "x" if "transpose" not in name else "y"
             words = _WORDS | {"y" if for_data == "x" else "x": "output", for_data: "input"}
             error.message = re.sub(r"\b\w+\b", lambda m: words.get(m[0], m[0]), error.message)
+            if "transpose" in name:
+                error.message = error.message.replace(" in OIX", " in IOX")
             error.argument = words.get(error.argument, error.argument)
             error.operation = name
         raise
+
+
+def _wider(input: Tensor, weight: Tensor) -> str:
+    """What to do about weights that are wider than the data."""
+    if input.dtype in (torch.bfloat16, torch.float16) and weight.dtype is torch.float32:
+        return "; pass wide_weights=True, or use torch.autocast"
+    return ""
 
 
 def conv1d(

@@ -5,6 +5,7 @@ They are PyTorch's own classes in everything but the computation: arguments, att
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -15,13 +16,30 @@ from ..errors import SpecError
 from ..spec.check import broken
 from ..spec.table import ALGORITHMS
 from . import functional
+from .names import hinting, nearest
 from .operators import Options
 
 
 def convolve(name: str, *args: Any, **options: Any) -> Tensor:
     """A function of `convgrad.torch` by its name. `torch.fx` keeps a call of it whole."""
-    result: Tensor = getattr(functional, name)(*args, **options)
+    try:
+        result: Tensor = getattr(functional, name)(*args, **options)
+    except SpecError as error:
+        if error.rule in ("weights_channels", "groups_divide"):
+            groups = args[-2] if "transpose" in name else args[-1]
+            raise _other_channels(name, args[0], args[1], groups) from None
+        raise
     return result
+
+
+def _other_channels(name: str, input: Tensor, weight: Tensor, groups: int) -> SpecError:
+    """The error for an input that a module is not made for: its own weights are not at fault."""
+    transposed, rank = "transpose" in name, weight.dim() - 2
+    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    what = f"must have {expected} channel{'s' if expected != 1 else ''} on axis {input.dim() - rank - 1}"
+    message = f"input {what}, got {input.shape[-1 - rank]} in the shape {tuple(input.shape)}"
+    kind = f"{'ConvTranspose' if transposed else 'Conv'}{rank}d"
+    return SpecError(message, status="invalid_shape", rule="weights_channels", argument="input", operation=kind)
 
 
 torch.fx.wrap("convolve")
@@ -42,7 +60,13 @@ class _Here(nn.Module):
         accumulate: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except TypeError as error:
+            known = [*inspect.signature(STOCK[type(self)]).parameters] if type(self) in STOCK else []
+            strange = [name for name in kwargs if name not in known]
+            hint = nearest(strange[0], [*known, *Options._fields]) if strange and known else ""
+            raise (TypeError(f"{error}; {hint}") if hint else error) from None
         _set(self, _checked(type(self).__name__, algorithm, wide_weights, accumulate))
 
     def extra_repr(self) -> str:
@@ -156,6 +180,7 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, ours.__name__): ours
 STOCK: dict[type[nn.Module], type[nn.Module]] = {ours: theirs for theirs, ours in OURS.items()}
 
 
+@hinting
 def convert(
     model: nn.Module,
     *,

@@ -134,7 +134,8 @@ class Call(NamedTuple):
         """A tensor in the element type of the data, than which it may be wider."""
         dtype = self.first.dtype
         if tensor.dtype not in (dtype, torch.float32) or (dtype is torch.float64 and tensor.dtype is not dtype):
-            raise broken("same_dtype", name, str(tensor.dtype), first="input", expected=f"{dtype}, or torch.float32")
+            wider = "" if dtype in (torch.float32, torch.float64) else ", or torch.float32"
+            raise broken("same_dtype", name, str(tensor.dtype), first="input", expected=f"{dtype}{wider}")
         return tensor.to(dtype)
 
 

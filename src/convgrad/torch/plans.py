@@ -9,6 +9,7 @@ plan up, makes memory for the result, and hands addresses over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from ..cpu.threads.count import get_num_threads
 from ..errors import OutOfMemoryError, SpecError
 from ..gpu import backend as gpu
 from ..libraries import torch as library
+from ..memory import in_units
 from ..precision import following
 from ..spec.check import broken, values
 from ..spec.problem import Ints, Problem, Role, dense_strides, settle
@@ -76,6 +78,7 @@ class Step(NamedTuple):
     def new(self, like: Tensor) -> Tensor:
         """Memory for the result on the device of a tensor, its values not set."""
         shape, strides, dtype, _ = self.result
+        size = prod(shape) * dtype.itemsize
         try:
             if like.is_cpu:
                 return _empty_on_cpu(shape, strides, dtype)
@@ -87,7 +90,7 @@ class Step(NamedTuple):
         except RuntimeError as error:
             if "alloc" not in str(error):
                 raise
-            raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}") from None
+            raise OutOfMemoryError(f"no memory for a result of shape {shape} in {dtype}, {in_units(size)}") from None
 
 
 _steps: Memory[Step] = Memory()
@@ -249,7 +252,7 @@ def check_shapes(wanted: Role, shapes: Mapping[Role, Sequence[int]], bias: Ints 
         expected = f"({', '.join(map(str, fits))})"
         raise broken("weights_channels", "w", w, expected=expected, layout="OIX", groups=groups, first=both)
     if min(w[2:]) < 1:
-        raise broken("weights_empty", "w", w)
+        raise broken("weights_empty", "w", w, why="a kernel has an element at least")
     if min(*x, *w, *y) < 0:
         raise broken("shape_sign", "size", tuple(shapes[wanted][2:]))
     if bias is not None and bias != (shapes[wanted][1],):
