@@ -60,3 +60,12 @@ def test_every_program_that_begins_early_waits(wanted):
             assert (at is None) == (order == "first")
             assert order != "after" or at < reads.start()
             assert order != "beside" or at > writes.start()
+
+
+@pytest.mark.parametrize("wanted", "yxw")
+def test_nothing_to_compute_is_a_plan_too(wanted):
+    """Without images there are no launches for y and x, and for w at most those that write zeros."""
+    problem = Problem.parse(f"{wanted} bf16 n0 g1 cx64 cy96 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1")
+    plan = registry.make_plan(problem, of_kind("sm_90"))
+    assert isinstance(plan, Plan), plan
+    assert wanted == "w" or not plan.launches

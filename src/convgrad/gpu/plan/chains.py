@@ -21,7 +21,7 @@ GIVEN = ("x", "w", "y")
 
 def chained(plan: Plan, target: Target) -> Plan:
     """The plan whose launches begin as early as they may."""
-    if target.capability < LEAST or len(plan.launches) == 1:
+    if target.capability < LEAST or len(plan.launches) < 2:
         return plan
     first, *others = plan.launches
     return replace(plan, launches=(_ordered(first, "first"), *map(_early, others)))
