@@ -34,6 +34,15 @@ def test_copies_and_sums_follow_each_other():
     assert kernels == ["relay", "relay", "weights_boxes", "finish_weights"]
 
 
+def test_gathers_in_tf32_begin_when_weights_are_packed():
+    problem = Problem.parse("x f32 n32 g1 cx128 cy128 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio")
+    for precision, early in (("tf32", False), ("bf16x6", True)):
+        plan = registry.make_plan(problem, of_kind("sm_90"), precision)
+        assert isinstance(plan, Plan), plan
+        *_, pack, gather = plan.launches
+        assert (pack.kernel, gather.kernel, gather.early) == ("pack", "gather", early)
+
+
 def test_other_gpus_have_no_such_launches():
     for launch in launches("x", "sm_80"):
         assert not launch.early
