@@ -148,6 +148,21 @@ def test_windows_are_read_as_channels(line):
     assert addresses(other) == addresses(problem)
 
 
+def test_pixels_that_are_neighbours_are_stored_together():
+    """In f32 with channels first, rows of 14 leave two pixels at a time, one after the other.
+
+    With a pixel of each image in a box, a pointwise layer took twice as long, which is copied then.
+    """
+    plan = gather.plan(Problem.parse("x f32 n128 g1 cx256 cy256 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1"), TARGET)
+    assert isinstance(plan, Plan), plan
+    assert (plan.launches[-1].constant("STORE"), plan.launches[-1].constant("PIECE")) == ("turned", 2)
+    assert plan.launches[-1].constant("BOX")[3] >= 8
+    pointwise = Problem.parse("x f32 n128 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0")
+    found = registry.make_plan(pointwise, TARGET)
+    assert (found.level, found.within) == ("copies", "Hopper's gathers")
+    assert [launch.kernel for launch in found.launches] == ["split", "pack", "gather", "relay"]
+
+
 def test_what_no_window_meets_is_left_out():
     """Of x in f32, which is taken apart: three quarters of it are not there for a pointwise layer with a stride."""
     line = "{} f32 n2 g2 cx3 cy2 x9x8 w1x1 y5x3 s2x3 d1x1 p0x0"

@@ -46,8 +46,11 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
     if store == "turned" or (store == "plain" and way.inner):  # memory comes in pieces of 32 bytes
         run, whole = box.size[3] * item * max(way.inner, 1), 32
         if store == "turned" and item == 4:
-            # Rows that are no multiple of 16 bytes leave in smaller pieces, which took several times as long.
-            run, whole = (run, 64) if way.steps[2] % 4 == 0 else (4 * (way.steps[2] & -way.steps[2]), 64)
+            whole = 64
+            if way.steps[2] % 4:
+                # Rows that are no multiple of 16 bytes leave in smaller pieces, which took several times as long.
+                stored *= 64 / (item * (way.steps[2] & -way.steps[2]))
+                whole = 32
         stored *= max(1.0, whole / run)
     tile = TILE + stored
     columns = way.column_tiles(p, shape.columns) if box.resident else 1
