@@ -25,7 +25,7 @@ def interpreted():
 
 @pytest.fixture(autouse=True, scope="session")
 def _triton_cache():
-    """Triton's files of compiled kernels lie where the CPU's do: shared by all processes of this run, and with no other."""
+    """Triton's files of compiled kernels lie where the CPU's do: all processes of this run share them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", os.path.join(os.environ["CONVGRAD_CACHE_DIR"], "triton"))
         yield
