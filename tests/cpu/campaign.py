@@ -36,12 +36,12 @@ def teams(seed: int) -> tuple[int, ...]:
     return TEAMS[seed % len(TEAMS)]
 
 
-def run(target: str, items: Sequence[Item]) -> tuple[list[str], list[str]]:
-    """Check problems for one machine: those that the engine declined, and the failures, each with seed and problem."""
+def run(items: Sequence[tuple[str, Item]]) -> tuple[list[str], list[str]]:
+    """Check problems, each for a machine: those that the engine declined, and the failures, with seed and problem."""
     failures: list[str] = []
     declined: list[str] = []
     while items and len(failures) < 10:
-        code, output, errors = _work(target, items)
+        code, output, errors = _work(items)
         lines = output.splitlines()
         declined += [line.removeprefix("declined ") for line in lines if line.startswith("declined")]
         failures += [line.removeprefix("failed ") for line in lines if line.startswith("failed")]
@@ -50,18 +50,18 @@ def run(target: str, items: Sequence[Item]) -> tuple[list[str], list[str]]:
         # It died of the problem that it had announced last; the others are left to a new process.
         announced = [line.removeprefix("problem ") for line in lines if line.startswith("problem")]
         died = "never ended" if code is None else f"died of {_signal(-code)}" if code < 0 else f"left with {code}"
-        failures.append(f"{announced[-1] if announced else target}: {died}\n{errors[-2000:]}")
+        failures.append(f"{announced[-1] if announced else items[0]}: {died}\n{errors[-2000:]}")
         items = items[len(announced) :] if announced else []
     return declined, failures
 
 
-def _work(target: str, items: Sequence[Item]) -> tuple[int | None, str, str]:
+def _work(items: Sequence[tuple[str, Item]]) -> tuple[int | None, str, str]:
     """Check problems in a new process: its exit code (None if it took too long), output and errors."""
     import convgrad
 
     paths = [str(Path(convgrad.__file__).parents[1]), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "cpu.campaign", "--work", target]
+    command = [sys.executable, "-m", "cpu.campaign", "--work"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as worker:
         try:
@@ -79,7 +79,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def work(target: str, items: Sequence[Item]) -> None:
+def work(items: Sequence[tuple[str, Item]]) -> None:
     """Check problems in this process: one line before each, and one more for each that fails or is declined."""
     from convgrad.spec.problem import Problem
 
@@ -87,7 +87,7 @@ def work(target: str, items: Sequence[Item]) -> None:
 
     machines = targets()
     failures = 0
-    for item in items:
+    for target, item in items:
         if failures == 10:
             break
         p, seed = (Problem.parse(item), seed_of(item)) if isinstance(item, str) else (numbered(item), item)
@@ -109,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", help="one machine only: of targets() in problems.py, or 'invented'")
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--count", type=int, default=500, help="problems for each machine (500)")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.work:
-        work(given.work, json.load(sys.stdin))
+        work(json.load(sys.stdin))
         return 0
     sys.path.insert(0, str(ROOT))
     from cpu.problems import targets
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for i, name in enumerate([given.target] if given.target else [*targets(), INVENTED]):
         first = given.start + i * given.count  # each machine gets problems of its own
         items = given.problems or range(first, first + given.count)
-        declined, failures = run(name, items)
+        declined, failures = run([(name, item) for item in items])
         failed += len(failures)
         print("".join(f"{failure}\n" for failure in failures), end="")
         print(f"{name}: {len(items)} problems, {len(declined)} declined, {len(failures)} failed", flush=True)

@@ -6,8 +6,9 @@ NaNs. CONVGRAD_TEST_PROBLEMS=5000 checks so many problems; `python tests/cpu/cam
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -32,40 +33,47 @@ NAMES = [*TARGETS, INVENTED]
 EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
 
 
-@pytest.mark.parametrize("name", slow_but(["native"], NAMES))
-def test_random_problems(name: str) -> None:
+# Some machines share a process, which takes as long to start as a few problems.
+TOGETHER = ["native", *(", ".join(NAMES[at : at + 3]) for at in range(1, len(NAMES), 3))]
+
+
+@pytest.mark.parametrize("names", slow_but(["native"], TOGETHER))
+def test_random_problems(names: str) -> None:
     """Each machine gets problems of its own."""
-    first = NAMES.index(name) * EACH
-    _, failures = run(name, range(first, first + EACH))
+    firsts = {name: NAMES.index(name) * EACH for name in names.split(", ")}
+    _, failures = run([(name, seed) for name, first in firsts.items() for seed in range(first, first + EACH)])
     assert not failures, "\n".join(failures)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["without halves", "halves", "vector of 3", "native in small caches"])
-def test_sizes_with_a_reason(target: str) -> None:
-    """All of them on the first machine, and on the others those that go new ways there."""
-    texts = list(NAMED.values())
-    declined, failures = run(target, texts if target == "without halves" else going_new_ways(texts, target, PATHS))
+@pytest.mark.parametrize("names", ["without halves", "vector of 3, native in small caches, halves"])
+def test_sizes_with_a_reason(names: str) -> None:
+    """All of them on one machine, and on the others those that go ways there that none goes on the ones before."""
+    texts, targets = list(NAMED.values()), names.split(", ")
+    items = [(names, text) for text in texts] if len(targets) == 1 else going_new_ways(texts, targets, PATHS)
+    declined, failures = run(items)
     assert not failures, "\n".join(failures)
     assert not declined, "\n".join(declined)
 
 
-def going_new_ways(texts: Iterable[str], target: str, every: dict[str, Callable[[Plan], bool]]) -> list[str]:
-    """The problems whose plans for a machine take a path that none before them takes, for the same wanted tensor.
+def going_new_ways(
+    texts: Sequence[str], targets: Sequence[str], every: dict[str, Callable[[Plan], bool]]
+) -> list[tuple[str, str]]:
+    """The machines and problems whose plans take a path that none before them takes, for the same wanted tensor.
 
-    All of them are checked on the first machine. On another, those that are left out would have code compiled of
-    paths that were checked there one by one, and together on the first machine.
+    All problems are checked on one machine apart from these. What is left out here would have code compiled of paths
+    that were checked there one by one, and together on that machine. Every kind of plan is made for each machine.
     """
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[tuple[str, ...]] = set()
     chosen = []
-    for text in texts:
+    for target, text in itertools.product(targets, texts):
         p = Problem.parse(text)
         with however_small():
             plans = [make_plan(p, TARGETS[target], team) for team in teams(seed_of(text))]
-        paths = ["", *(path for path, test in every.items() if any(map(test, plans)))]
-        ways = {(p.wanted, type(plans[0]).__name__, path) for path in paths}
+        kind = p.wanted, type(plans[0]).__name__
+        ways = {(*kind, target), *((*kind, path) for path, test in every.items() if any(map(test, plans)))}
         if ways - seen:
-            chosen.append(text)
+            chosen.append((target, text))
         seen |= ways
     return chosen
 
@@ -77,7 +85,7 @@ def test_few_channels_over_strides() -> None:
     They meet each other with both kernels, and with each type with one.
     """
     kernels = zip(FEW_CHANNELS[::2], FEW_CHANNELS[1::2], strict=True)
-    _, failures = run("native", [both[(i // 24 + i // 4 + i) % 2] for i, both in enumerate(kernels)])
+    _, failures = run([("native", both[(i // 24 + i // 4 + i) % 2]) for i, both in enumerate(kernels)])
     assert not failures, "\n".join(failures)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from convgrad import reference
-from convgrad.cpu import kernel
 from convgrad.cpu.kernel import Kernel
 from convgrad.cpu.plan import registry
 from convgrad.cpu.target import Target
@@ -19,7 +18,7 @@ from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem
 from marks import in_turn, slow_but
 
-from .problems import numbered, targets
+from .problems import built, numbered, targets
 
 TARGETS = targets()
 TEAMS = (1, 2, 3, 5, 8, 16, 64)
@@ -102,7 +101,7 @@ class Tensors:
 def find(p: Problem, target: Target, threads: int) -> Kernel:
     """A kernel for so many threads, however small the problem."""
     with mock.patch.object(registry, "ALONE", 0):
-        found = kernel.build(p, target, threads)
+        found = built(p, target, threads)
     assert isinstance(found, Kernel), found
     return found
 

@@ -22,8 +22,9 @@ PAIRS = {1: ((0, 0),), 2: ((0, 0), (0, 1), (1, 0)), 3: ((0, 0), (0, 1), (1, 0), 
 class Numbers(dict):
     """What a launch gives its kernel, by name."""
 
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.__dict__ = self
 
 
 def numbers(launch: Any) -> Numbers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -12,7 +13,7 @@ _KERNELS = ["test_interpreted.py", "test_rows.py", "test_offline.py", "test_hopp
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else _KERNELS
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def interpreted():
     """Calls a function in a process whose kernels are interpreted; what it raises is raised here."""
     import interpreter
@@ -23,8 +24,8 @@ def interpreted():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _triton_cache(tmp_path_factory):
-    """Triton's files of compiled kernels go with the tests."""
+def _triton_cache():
+    """Triton's files of compiled kernels lie where the CPU's do: all processes of this run share them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TRITON_CACHE_DIR", os.path.join(os.environ["CONVGRAD_CACHE_DIR"], "triton"))
         yield

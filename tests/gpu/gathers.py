@@ -23,28 +23,26 @@ def pack(launch: Any, w: np.ndarray) -> np.ndarray:
     taps = prod(n.taps)
     rows = launch.programs * n.ROWS * n.DEPTH // (taps * n.depth)
     found = np.zeros((rows, n.PARTS, taps, n.depth))
-    for row, tap, k in np.ndindex(rows, taps, n.depth):
-        tile, j = divmod(row, n.columns)
-        share, j = tile // n.subtiles, tile % n.subtiles * n.columns + j
-        at = np.unravel_index(tap, n.taps)
-        if n.INNER:
-            inside = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else (0, 0, 0)
-            far = [b + i - t * s for b, i, t, s in zip(n.shift, inside, at, n.STRIDE, strict=True)]
-            if j >= n.made or any(m < 0 or m % d for m, d in zip(far, n.DILATION, strict=True)):
-                continue
-            at, group, c = [m // d for m, d in zip(far, n.DILATION, strict=True)], 0, j % n.INNER
-            if any(m >= size for m, size in zip(at, n.kernel, strict=True)):
-                continue
-        else:
-            channel = share * n.share_made + j
-            if j >= n.share_made or channel >= n.made:
-                continue
-            group, c = divmod(channel, n.group_made)
+    row, tap = np.ix_(range(rows), range(taps))
+    tile, j = divmod(row, n.columns)
+    share, j = tile // n.subtiles, tile % n.subtiles * n.columns + j
+    at = list(np.unravel_index(tap, n.taps))
+    group, c, has = 0, j % max(n.INNER, 1), j < n.made
+    if n.INNER:
+        inside = np.unravel_index(np.where(has, j // n.INNER, 0), n.STRIDE)
+        for axis, d in enumerate(n.DILATION):
+            at[axis], left = divmod(n.shift[axis] + inside[axis] - at[axis] * n.STRIDE[axis], d)
+            has = has & (left == 0) & (at[axis] >= 0) & (at[axis] < n.kernel[axis])
+    else:
+        group, c = divmod(share * n.share_made + j, n.group_made)
+        has = has & (j < n.share_made) & (share * n.share_made + j < n.made) & (tap >= 0)
+    for k in range(n.depth):
         summed = share * n.window // 8 * 8 + k
-        if summed // n.group_summed == group:
-            place = (group, c, summed % n.group_summed, *at)
-            value = w[sum(i * s for i, s in zip(place, n.strides, strict=True))]
-            found[row, :, tap, k] = parts_of(np.array(value), n.PARTS)
+        kept = has & (summed // n.group_summed == group)
+        place = sum(i * s for i, s in zip((group, c, summed % n.group_summed, *at), n.strides, strict=True))
+        values = w[np.broadcast_to(place, kept.shape)[kept]]
+        for part, each in enumerate(parts_of(values, n.PARTS)):
+            found[:, part, :, k][kept] = each
     return found.reshape(-1)
 
 

@@ -153,6 +153,7 @@ def prepare() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
+    _remember_types(tl, interpreter)
     options = interpreter.interpreter_builder.options
     allowed = (*options.allowed_dot_input_precisions, "bf16x6")
     # Sums of integers would be computed again in 64 bits, and what comes out be looked at only with `debug`.
@@ -199,6 +200,39 @@ def prepare() -> None:
 
     builder.cast_impl, builder.create_dot = cast, dot
     interpreter._patch_lang_tensor, interpreter._patch_lang = patch, patch_once
+
+
+def _remember_types(tl, interpreter) -> None:
+    """Have Triton make the type of a shape and an element once, rather than for every step of every program: without
+    this the interpreter is busy with types most of the time.
+    """
+    core, semantic = tl.core, interpreter.TritonSemantic
+    make_block, kinds, broadcast = core.block_type.__init__, interpreter._get_np_dtype, semantic.broadcast_impl_value
+    blocks, numbers, scalar = {}, {}, (core.tuple(()), core.constexpr(1))
+
+    def block(self, element_ty, shape):
+        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            self.of_tensor = core.tuple([core.constexpr(size) for size in self.shape]), core.constexpr(self.numel)
+            blocks[key] = vars(self)
+        self.__dict__ = blocks[key]
+
+    def tensor(self, handle, kind):
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = kind.of_tensor if kind.is_block() else scalar
+
+    def number(kind):
+        name = kind.scalar.name
+        if name not in numbers:
+            numbers[name] = kinds(kind)
+        return numbers[name]
+
+    def together(self, left, right):
+        return (left, right) if left.shape is right.shape else broadcast(self, left, right)
+
+    core.block_type.__init__, core.tensor.__init__ = block, tensor
+    interpreter._get_np_dtype, semantic.broadcast_impl_value = number, together
 
 
 def main() -> int:

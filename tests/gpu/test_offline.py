@@ -54,15 +54,24 @@ SPILLS = 4  # instructions in a loop of hundreds: split products of f32 come clo
 ALL = [(n, w, t, k) for n in LAYERS for w in "xyw" for t in ("f32", "bf16", "f16", "f64") for k in KINDS]
 
 
+def told_by(tool: str, option: str, kernel) -> str:
+    """What a tool of CUDA says of a kernel."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
+    return subprocess.run([path, option, file], capture_output=True, text=True, check=True).stdout
+
+
 def machine_code(kernel) -> str:
     """A kernel as the processor has it."""
-    tool = str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm")
-    file = next(path for name, path in kernel.metadata_group.items() if name.endswith(".cubin"))
-    return subprocess.run([tool, "-c", file], capture_output=True, text=True, check=True).stdout
+    return told_by("nvdisasm", "-c", kernel)
 
 
 def spills(kernel) -> int:
     """Instructions within loops that move registers to memory and back, because there were too few."""
+    # What is moved lies on the stack. To read the code takes ten times as long as to ask whether there is one.
+    stack = re.search(r"STACK:(\d+)", told_by("cuobjdump", "-res-usage", kernel))
+    if stack[1] == "0":
+        return 0
     labels, code = {}, []
     for line in machine_code(kernel).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -76,6 +85,14 @@ def spills(kernel) -> int:
         if jump and labels.get(jump[1], at + 1) <= at:
             found |= {i for i in range(labels[jump[1]], at) if re.search(r"\b(LDL|STL)\b", code[i])}
     return len(found)
+
+
+@pytest.mark.parametrize("kind", slow_but(["sm_80"], KINDS))
+def test_spills_are_seen(kind):
+    """Where a kernel is left too few registers."""
+    target = of_kind(kind)
+    plan = choose.plan(Problem.parse(LAYERS["depthwise"].format("w", "f32")), target)
+    assert spills(compiler.build(replace(plan.launches[0], registers=32), target, aligned=True)) > SPILLS
 
 
 @pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(QUICK, CHOSEN))

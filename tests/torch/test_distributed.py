@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -31,37 +32,45 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import problems
 
 CASES = {1: [], 2: [], 4: []}
+BY_KERNELS = set()
 
 
-def case(*worlds):
+def case(*worlds, kernels=False):
     """What every process of a group runs, by how many there are: four only where two cannot show it; one alone walks
     through the rules for developers in a hurry.
+
+    How tensors are cut does not depend on what computes their parts, so kernels are compiled for layers alone.
     """
 
     def add(function):
         for world in worlds:
             CASES[world].append(function)
+        if kernels:
+            BY_KERNELS.add(function)
         return function
 
     return add
 
 
-def together(count: int, folder: Path) -> None:
-    """Run the cases of so many processes; an error of any of them is told with its traceback."""
-    run = subprocess.run([sys.executable, __file__, str(count), folder], capture_output=True, text=True, timeout=300)
-    logs = log_files(folder, count)
+def together(folder: Path, *counts: int) -> None:
+    """Run the cases of so many processes, and of so many others after them; an error of any of them is told with its
+    traceback.
+    """
+    command = [sys.executable, __file__, folder, *map(str, counts)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    logs = {log: count for count in counts for log in log_files(folder, count)}
     assert run.returncode == 0, told(logs, run.stderr)
-    for log in logs:
+    for log, count in logs.items():
         done = [line.removeprefix("done: ") for line in log.read_text().splitlines() if line.startswith("done: ")]
         assert done == [function.__name__ for function in CASES[count]]
 
 
 def log_files(folder: Path, count: int) -> list[Path]:
-    return [folder / f"process{rank}" for rank in range(count)]
+    return [folder / f"process{rank}of{count}" for rank in range(count)]
 
 
-def told(logs: list[Path], what: str) -> str:
-    return "\n".join([what, *(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs)])
+def told(logs: Iterable[Path], what: str) -> str:
+    return "\n".join([what, *(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in logs if log.exists())])
 
 
 needs_gloo = pytest.mark.skipif(
@@ -71,20 +80,14 @@ needs_gloo = pytest.mark.skipif(
 
 @needs_gloo
 def test_rules_for_one_process(tmp_path):
-    together(1, tmp_path)
+    together(tmp_path, 1)
 
 
 @needs_gloo
 @pytest.mark.slow
-def test_on_two_processes(tmp_path):
-    together(2, tmp_path)
-
-
-@needs_gloo
-@pytest.mark.slow
-def test_on_four_processes(tmp_path):
-    """Meshes of two axes, parts of unequal size and empty ones, and a compiled function."""
-    together(4, tmp_path)
+def test_on_two_and_on_four_processes(tmp_path):
+    """Four have meshes of two axes, parts of unequal size and empty ones, and a compiled function."""
+    together(tmp_path, 2, 4)
 
 
 LATER = """
@@ -316,7 +319,7 @@ def refusals(world):
         exactly(mine.grad.full_tensor(), theirs.grad)
 
 
-@case(2)
+@case(2, kernels=True)
 def stock_layers_on_dtensors(world):
     """PyTorch's own rules for its convolution, where `install()` computes what a process does."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -395,7 +398,7 @@ def judged(count):
     return [parameter.grad for parameter in net.parameters()]
 
 
-@case(2)
+@case(2, kernels=True)
 def data_parallel(world):
     """DDP warns where gradients do not lie as it made room for them; warnings are errors here."""
     import convgrad.torch
@@ -418,7 +421,7 @@ def data_parallel(world):
         assert report.taken == 2 * (2 if ours else 11)
 
 
-@case(2)
+@case(2, kernels=True)
 def data_parallel_in_real_numbers(world):
     """Of one layer, so that all start from the same numbers. A sum of m products, in any order, is off by at most
     m * 2^-24 times the sum of their magnitudes; the mean over processes adds the roundings of their sum and of a
@@ -442,7 +445,7 @@ def data_parallel_in_real_numbers(world):
     assert ((layer.weight.grad.double() * world - exact).abs() <= (products + world + 1) * 2**-24 * size).all()
 
 
-@case(2)
+@case(2, kernels=True)
 def fully_sharded(world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -495,22 +498,28 @@ def member(world: int, folder: Path, rank: int) -> None:
             os.dup2(file.fileno(), stream.fileno())
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    limit, store = datetime.timedelta(seconds=120), (folder / "store").as_uri()
+    limit, store = datetime.timedelta(seconds=120), (folder / f"store{world}").as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=limit)
-    # How tensors are cut does not depend on what computes their parts: kernels for them are compiled for two processes.
-    with contextlib.nullcontext() if world == 2 else problems.reference_engine():
-        for run in CASES[world]:
+    for run in CASES[world]:
+        with contextlib.nullcontext() if run in BY_KERNELS else problems.reference_engine():
             run(world)
-            print(f"done: {run.__name__}", flush=True)
+        print(f"done: {run.__name__}", flush=True)
     dist.barrier()
     # Of twenty processes that did nothing but multiply DTensors, PyTorch aborted one as it ended, its work done.
     os._exit(0)
 
 
-def main(world: int, folder: Path, limit: float = 240.0) -> None:
-    """Start the processes, which on Linux begin with all that they need imported, and wait for them."""
-    for needed in ("torch.distributed.fsdp", "torch.distributed.tensor", "convgrad.torch"):
-        importlib.import_module(needed)
+def main(folder: Path, worlds: list[int]) -> None:
+    """Processes, so many at a time, which on Linux begin with all that they need imported."""
+    needed = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "convgrad.torch"]
+    for name in needed + ["torch._inductor.compile_fx"] * (4 in worlds):  # four compile a function
+        importlib.import_module(name)
+    for world in worlds:
+        group(world, folder)
+
+
+def group(world: int, folder: Path, limit: float = 120.0) -> None:
+    """Start the processes that meet, and wait for them."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     children = [context.Process(target=member, args=(world, folder, rank)) for rank in range(world)]
     for child in children:
@@ -533,4 +542,4 @@ def main(world: int, folder: Path, limit: float = 240.0) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), [int(world) for world in sys.argv[2:]])

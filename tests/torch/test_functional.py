@@ -71,14 +71,15 @@ def test_samples_of_pytorch(name):
 
 @pytest.mark.parametrize("name", slow_but(["conv_transpose1d"], NAMES))
 def test_samples_of_pytorch_by_the_engine_that_users_get(name):
-    assert as_stock(name, WIDE[:1]) >= 10
+    """Every other one; for the transposed functions, those that are left out for the others."""
+    assert as_stock(name, WIDE[:1], slice("transpose" in name, None, 2)) >= 5
 
 
-def as_stock(name, dtypes):
-    """Compare all samples; returns how many there are."""
+def as_stock(name, dtypes, some=slice(None)):
+    """Compare all samples, or some; returns how many there are."""
     op, ours, count = op_infos()[name], getattr(convgrad.torch, name), 0
     for dtype in dtypes:
-        for sample in op.sample_inputs("cpu", dtype):
+        for sample in [*op.sample_inputs("cpu", dtype)][some]:
             found, expected = results(ours, sample, dtype), results(op.op, sample, dtype)
             for a, b in zip(found, expected, strict=True):
                 assert a.stride() == b.stride()

@@ -13,6 +13,8 @@ import llvmlite.binding as llvm
 
 from ...errors import CompileError
 
+LEVEL = 2  # of 3: how much time is taken to choose instructions and registers
+
 
 def version() -> str:
     """The versions of llvmlite and LLVM."""
@@ -92,7 +94,7 @@ def _machine(triple: str, cpu: str, features: str, *, jit: bool) -> Any:
     try:
         target = llvm.Target.from_triple(triple)
         model = "jitdefault" if jit else "default"
-        return target.create_target_machine(cpu=cpu, features=features, opt=2, codemodel=model, jit=jit)
+        return target.create_target_machine(cpu=cpu, features=features, opt=LEVEL, codemodel=model, jit=jit)
     except RuntimeError as error:
         raise CompileError(_first_lines(f"LLVM has no target {triple!r}", error)) from None
 
