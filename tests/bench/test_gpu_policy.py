@@ -22,8 +22,8 @@ def test_what_a_rule_should_say_is_told(tmp_path, monkeypatch, capsys):
     rows = [
         row("convnext dw 7x7 96 56", "data", "NXC", 0.5),
         row("convnext dw 7x7 96 56", "weights", "NXC", 2.0),
-        row("resnet 1x1 64-256 56", "weights", "NCX", 0.5),
-        row("resnet 1x1 64-256 56", "data", "NCX", 2.0),
+        row("resnet 1x1 1024-512 14", "weights", "NXC", 2.0),
+        row("resnet 3x3s2 128 56", "weights", "NXC", 0.5),
         row("resnet 1x1 64-256 56", "forward", "NCX", 0.5),
     ]
     file = tmp_path / "gpu.json"
@@ -33,7 +33,7 @@ def test_what_a_rule_should_say_is_told(tmp_path, monkeypatch, capsys):
     first, taken, second, left, last = capsys.readouterr().out.splitlines()
     assert (first, second) == ("taken, though cuDNN was ahead:", "left, though cuDNN was behind:")
     assert taken.split() == ["0.50", "bf16", "data", "NXC", "convnext", "dw", "7x7", "96", "56"]
-    assert left.startswith("   2.00 bf16 data    NCX resnet 1x1 64-256 56")
+    assert left.startswith("   2.00 bf16 weights NXC resnet 1x1 1024-512 14")
     assert last == "2 of 5 taken; the mean ratio is 1.00, where 1.00 stands for what is left"
 
 

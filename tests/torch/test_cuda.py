@@ -91,7 +91,8 @@ def gpu_target():
 
 CUDA = Device("cuda", 0)
 DEPTHWISE = Problem.parse("w bf16 n8 g64 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
-POINTS = Problem.parse("x bf16 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0")
+POINTS = Problem.parse("w bf16 n8 g1 cx512 cy512 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc")
+FEW = Problem.parse("x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0")
 FLOAT32 = {"dtype": "f32", "out_dtype": "f32"}
 
 
@@ -108,13 +109,12 @@ def test_what_was_measured_on_a_gpu_is_taken_where_it_is_ahead(monkeypatch):
 
 def test_rules_are_of_a_way_of_taking_products(monkeypatch):
     monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
-    points = replace(POINTS, **FLOAT32)
     allow("ieee")
-    assert not policy.hindrance(points, CUDA, "fast")
+    assert not policy.hindrance(FEW, CUDA, "fast")
     allow("tf32")
-    assert "kernel of 1" in policy.hindrance(points, CUDA, "fast")
+    assert "kernel of 1" in policy.hindrance(FEW, CUDA, "fast")
     convgrad.set_float32_precision("tf32x3")
-    assert "products in tf32x3 have not been measured" in policy.hindrance(points, CUDA, "fast")
+    assert "products in tf32x3 have not been measured" in policy.hindrance(FEW, CUDA, "fast")
     assert not policy.hindrance(DEPTHWISE, CUDA, "fast"), "there are none of f32"
 
 

@@ -85,45 +85,38 @@ FIRST = (False,)
 # compares rules with what `benchmarks/gpu.py` has measured. Of transposed layers, y is the gradient of data.
 GPU_RULES: dict[str, tuple[Rule, ...]] = {
     "bf16": (
-        Rule("a kernel of 1, few channels", "xyw", "bf16", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.40, 0.57
-        Rule("weights of a kernel of 1", "w", "bf16", LAST, (1, 1), (512, MANY), (512, MANY), (1, 1)),  # 0.76, 0.87
-        Rule(
-            "strided weights", "w", "bf16", LAST, (1, 1), (64, MANY), (64, MANY), (2, 16), stride=(2, 2)
-        ),  # 0.88 and up
-        Rule("weights of a large stride", "w", "bf16", FIRST, (1, 1), (64, MANY), stride=(5, MANY)),  # 0.92
+        Rule("weights of a kernel of 1", "w", "bf16", LAST, (1, 1), (512, MANY), (512, MANY), (1, 1)),  # 0.74, 0.87
+        Rule("strided weights", "w", "bf16", LAST, (1, 1), (64, MANY), (64, MANY), (9, 9), stride=(2, 2)),  # 0.88
     ),
     "tf32": (
+        Rule("a kernel of 1, few channels", "xy", "f32", LAST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.92
+        Rule("a transposed kernel of 2x2", "y", "f32", LAST, (1, 1), taps=(4, 4), stride=(2, 2)),  # 0.85
+        Rule("depthwise weights", "w", "f32", LAST, (2, MANY), (1, 1), (1, 1), (9, 9), stride=(1, 1)),  # 0.70
+        # The kernels of these have changed since; the model expects 0.61 to 1.06 of them.
         Rule("a kernel of 1", "xy", "f32", FIRST, (1, 1), (32, MANY), (32, MANY), (1, 1)),  # 0.32 to 0.40
-        # 0.39 to 0.87
-        Rule("a dense kernel", "xy", "f32", FIRST, (1, 8), (32, MANY), (32, MANY), (2, 9), (1, 2), (1, 1), (2, 2)),
-        Rule(
-            "a kernel of many taps", "xy", "f32", FIRST, (1, 1), (32, MANY), (32, MANY), (10, MANY), stride=(2, 8)
-        ),  # 0.75
-        Rule("a transposed kernel of 2x2", "y", "f32", LAST, (1, 1), taps=(4, 4), stride=(2, 2)),  # 0.86
-        Rule("weights of a kernel of 1", "w", "f32", groups=(1, 1), taps=(1, 1)),  # 0.17 to 0.78
-        Rule("weights of up to 4 channels", "w", "f32", groups=(1, 1), cx=(1, 4), taps=(2, 9)),  # 0.55, 0.73
-        Rule("weights of a kernel of 2x2", "w", "f32", groups=(1, 1), taps=(4, 4), stride=(2, 2)),  # 0.49 to 0.91
-        Rule("weights of few taps in 1D", "w", "f32", groups=(1, 1), taps=(2, 3), rank=(1, 1)),  # 0.64, 0.78
-        Rule("depthwise weights", "w", "f32", LAST, (2, MANY), (1, 1), (1, 1), (9, 9), stride=(1, 1)),  # 0.71
+        Rule("a kernel of many taps", "xy", "f32", FIRST, (1, 1), (32, MANY), taps=(10, MANY), stride=(2, 8)),  # 0.75
+        Rule("weights of a kernel of 1", "w", "f32", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.17
+        Rule("weights of a kernel of 2x2", "w", "f32", FIRST, (1, 1), (1, 64), taps=(4, 4), stride=(2, 2)),  # 0.76
     ),
     "default": (
-        Rule("up to 4 channels", "xyw", "f32", groups=(1, 1), cx=(1, 4), taps=(2, 49)),  # 0.27 to 0.86
-        # 0.56 to 0.86
-        Rule("a dense kernel", "xy", "f32", FIRST, (1, 8), (32, 128), (32, 128), (2, 9), stride=(1, 2), rank=(2, 2)),
-        Rule("a long kernel in groups", "xy", "f32", groups=(2, MANY), cx=(8, MANY), taps=(64, MANY)),  # 0.82, 0.86
-        # 0.27 to 0.76
+        Rule("weights of up to 4 channels", "w", "f32", FIRST, (1, 1), (1, 4), taps=(2, 9)),  # 0.74
+        # 0.83 and 0.88; channels last 0.92
         Rule(
-            "weights of a dense kernel",
+            "weights of many channels",
             "w",
             "f32",
-            groups=(1, 8),
-            cx=(32, MANY),
-            taps=(2, 9),
-            dilation=(1, 1),
-            stride=(1, 1),
-            rank=(2, 2),
+            FIRST,
+            (1, 1),
+            (257, MANY),
+            (257, MANY),
+            (9, 9),
+            (1, 1),
+            (1, 1),
+            (2, 2),
         ),
-        Rule("weights of a kernel of 1", "w", "f32", FIRST, (1, 1), (1, 256), (1, 256), (1, 1)),  # 0.50
+        Rule(
+            "weights of many channels", "w", "f32", LAST, (1, 1), (257, 511), (257, 511), (9, 9), (1, 1), (1, 1), (2, 2)
+        ),
         Rule("depthwise weights", "w", "f32", LAST, (2, MANY), (1, 1), (1, 1), (9, 9), stride=(1, 1)),  # 0.71
     ),
 }
