@@ -545,11 +545,13 @@ def test_plans_for_tiles_prefer_few_steps() -> None:
 
 def test_blocks_of_tiles_follow_the_caches() -> None:
     """Weights that do not stay in the first-level cache are loaded for two rows of tiles, even if some positions are
-    then computed in vain. The sums of a part of w have room in the second-level cache.
+    then computed in vain; those that mostly do are not. The sums of a part of w have room in the second-level cache.
     """
     volume = "n1 g1 cx128 cy128 x16x16x16 w3x3x3 y16x16x16 s1x1x1 d1x1x1 p1x1x1 x@nxc w@xio y@nxc"
     plan = made(f"x bf16 {volume}", HARDWARE, 1)
     assert (plan.tiles.down, plan.tiles.across, plan.positions.flat) == (2, 2, 2)
+    three = made("x bf16 n8 g4 cx48 cy48 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc w@xio y@nxc", HARDWARE, 1)
+    assert (three.tiles.down, three.tiles.across) == (1, 3)
     sums = made(f"w bf16 {volume}", HARDWARE, 1)
     assert 4 * sums.part_sums <= HARDWARE.own_l2 // 2
     assert sums.fetched_step
