@@ -104,7 +104,10 @@ LINES = {
 WAYS = [(name, way) for name, line in PROBLEMS.items() for way in ("bf16x6", "tf32")[: 1 + (" f32 " in line)]]
 
 
-@pytest.mark.parametrize(("name", "precision"), [*WAYS, *((name, "lines") for name in LINES)])
+EVERY_WAY = [*WAYS, *((name, "lines") for name in LINES)]
+
+
+@pytest.mark.parametrize(("name", "precision"), slow_but(EVERY_WAY[::4], EVERY_WAY))
 def test_boxes_and_slots_make_the_weights(name, precision):
     p = Problem.parse((PROBLEMS | LINES)[name])
     most = 2 if p.dtype != "f32" else 60000 if precision == "bf16x6" else 120  # what parts hold exactly
