@@ -247,6 +247,7 @@ def test_parts_leave_the_matrix_units_with_every_box(name):
     assert code.count("HGMMA") == sums * 6 * boxes.prod(n.WALK[boxes.BOX : boxes.BOX + 4]) // 16
 
 
+@pytest.mark.slow
 def test_products_in_tf32_do_not_wait_for_each_other():
     """The compiler has every one wait where registers are too few, or where sums are copied between them."""
     compiler = pytest.importorskip("convgrad.gpu.compile")
