@@ -40,11 +40,13 @@ def _few_objects():
 
 @pytest.fixture(autouse=True, scope="module")
 def _translation(request):
-    """The engine's own tests compile the code that users get. Others only need code that does the same."""
+    """The engine's own tests compile the code that users get, and so do those that time it. Others only need code that
+    does the same.
+    """
     from translation import quick_code
 
-    of_the_engine = request.path.parent.name == "cpu"
-    with contextlib.nullcontext() if of_the_engine else quick_code():
+    timed_or_of_the_engine = request.path.parent.name in ("bench", "cpu")
+    with contextlib.nullcontext() if timed_or_of_the_engine else quick_code():
         yield
 
 
