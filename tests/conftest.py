@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -35,6 +36,18 @@ def _few_objects():
     """What libraries and earlier files have made stays out of the garbage collections of this one."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _translation(request):
+    """The engine's own tests compile the code that users get, and so do those that time it. Others only need code that
+    does the same.
+    """
+    from translation import quick_code
+
+    timed_or_of_the_engine = request.path.parent.name in ("bench", "cpu")
+    with contextlib.nullcontext() if timed_or_of_the_engine else quick_code():
+        yield
 
 
 @pytest.fixture

@@ -15,10 +15,13 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 def in_turn(values: Iterable[Any], always: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Every value with what it always meets, and with two of the others, which are in_turn out in turn and slow."""
+    """Every value with what it always meets, one of which is quick, and with two of the others, which are slow. What is
+    quick and the others are taken in turn.
+    """
     pairs: list[Any] = []
     for i, value in enumerate(values):
-        pairs += [(value, *partner) for partner in always]
+        met = [(value, *partner) for partner in always]
+        pairs += slow_but([met[i % len(met)]], met)
         turn = dict.fromkeys(others[(2 * i + j) % len(others)] for j in range(2))
         pairs += [_slow((value, *partner)) for partner in turn]
     return pairs

@@ -17,7 +17,6 @@ import numpy as np
 from convgrad import reference
 from convgrad.backend import Refusal
 from convgrad.cpu import kernel
-from convgrad.cpu.compile import jit
 from convgrad.cpu.gather.records import Gather
 from convgrad.cpu.kernel import Kernel
 from convgrad.cpu.plan import registry
@@ -25,6 +24,7 @@ from convgrad.cpu.target import Target, Tiles, named, native
 from convgrad.cpu.wgrad.records import WeightGradient
 from convgrad.dtypes import DTYPES
 from convgrad.spec.problem import Problem, dense_strides, settle, window_sizes
+from translation import quick_code
 
 from .guard import READ, READ_WRITE, Guarded, Workspace, check_gaps, gaps_between_buffers, poisoned_workspace
 
@@ -410,14 +410,11 @@ def however_small() -> Iterator[None]:
 def built(p: Problem, target: Target, threads: int) -> Kernel | Refusal:
     """The kernel for a machine, planned and written anew, since the plans of tests are not the usual ones.
 
-    Code for machines that there are is what users get. Of machines that nobody has, what is wanted is that the code
-    says what it should, and LLVM turns it into instructions in a third of the time where it need not choose them well.
+    Code for machines that there are is what users get; that for machines that nobody has must say what it should.
     """
     if target in _real():
         return kernel.build(p, target, threads)
-    from convgrad.cpu.compile import llvm
-
-    with mock.patch.object(llvm, "LEVEL", 0), mock.patch.object(jit, "llvm_build", return_value="quick"):
+    with quick_code():
         return kernel.build(p, target, threads)
 
 

@@ -141,7 +141,7 @@ def test_error(name: str, target: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    slow_but([*((name, 1.0) for name in NAMED), ("bf16", 1e-23)], [(n, s) for n in NAMED for s in (1.0, 1e-23)]),
+    slow_but([*((n, 1.0) for n in [*NAMED][::2]), ("bf16", 1e-23)], [(n, s) for n in NAMED for s in (1.0, 1e-23)]),
 )
 def test_same_bits(name: str, scale: float) -> None:
     """On any number of threads, again, and elsewhere in memory; products that underflow have their sign, too."""

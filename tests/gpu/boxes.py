@@ -231,9 +231,9 @@ def split(launch: Any, given: np.ndarray) -> np.ndarray:
     n = numbers(launch)
     images = launch.programs // (-(-prod(n.sizes) // n.PIXELS) * -(-n.made // n.CHANNELS))
     found = np.zeros((images, *n.sizes, n.made))
-    for image, *at, c in np.ndindex(images, *n.sizes, n.all_channels):
-        place = (image, c // n.group_channels, c % n.group_channels, *at)
-        found[(image, *at, c)] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
+    image, *at, c = np.ix_(*map(range, (images, *n.sizes, n.all_channels)))
+    place = (image, c // n.group_channels, c % n.group_channels, *at)
+    found[..., : n.all_channels] = given[sum(i * s for i, s in zip(place, n.given_strides, strict=True))]
     assert found.size == n.part_stride
     return np.concatenate([part.reshape(-1) for part in parts_of(found, n.PARTS)])
 
@@ -241,14 +241,13 @@ def split(launch: Any, given: np.ndarray) -> np.ndarray:
 def fold_taps(launch: Any, x: np.ndarray) -> np.ndarray:
     """x with taps as channels, or in parts, in flat memory."""
     n = numbers(launch)
-    out = np.full((n.images, *n.OUT_SIZES, n.WIDTH), np.nan)
-    assert launch.programs * n.PIXELS * n.COLUMNS >= out.size
-    for place in np.ndindex(*out.shape):
-        image, *pixel, column = place
-        f, c = divmod(column, n.CHANNELS)
-        taps = (f // (n.FOLD[2] * n.FOLD[1]), f // n.FOLD[2] % n.FOLD[1], f % n.FOLD[2])
-        at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.STEPS, taps, n.SPREAD, n.PADS, strict=True)]
-        inside = f < prod(n.FOLD) and all(0 <= i < size for i, size in zip(at, n.X_SIZES, strict=True))
-        offset = sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
-        out[place] = x[offset] if inside else 0
+    image, *pixel, column = np.ix_(*map(range, (n.images, *n.OUT_SIZES, n.WIDTH)))
+    assert launch.programs * n.PIXELS * n.COLUMNS >= n.images * prod(n.OUT_SIZES) * n.WIDTH
+    f, c = divmod(column, n.CHANNELS)
+    taps = (f // (n.FOLD[2] * n.FOLD[1]), f // n.FOLD[2] % n.FOLD[1], f % n.FOLD[2])
+    at = [q * s + t * d - b for q, s, t, d, b in zip(pixel, n.STEPS, taps, n.SPREAD, n.PADS, strict=True)]
+    inside, offset = f < prod(n.FOLD), sum(i * s for i, s in zip((image, c, *at), n.x_strides, strict=True))
+    for i, size in zip(at, n.X_SIZES, strict=True):
+        inside = inside & (i >= 0) & (i < size)
+    out = np.where(inside, x[np.where(inside, offset, 0)], 0)
     return np.concatenate([part.reshape(-1) for part in parts_of(out, n.SPLIT)])

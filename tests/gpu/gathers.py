@@ -118,20 +118,22 @@ def places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: i
     """Where the results of a tile go, by its rows and columns; -1 is nowhere."""
     n = numbers(launch)
     base, within = column // n.subtiles * n.share_made, column % n.subtiles * n.COLUMNS
-    found = np.full((prod(n.BOX[:LINES]), n.COLUMNS), -1)
     view = n.VIEWS[tile]
-    for m, j in product(range(len(found)), range(within, within + n.COLUMNS)):
-        t1, t0, i, t2 = np.unravel_index(m, n.BOX[:LINES])
-        t = [at + by for at, by in zip(first, (t0, t1, t2), strict=True)]
-        inside, c = (0, 0, 0), base + j
-        if n.INNER:
-            inside, c = np.unravel_index(j // n.INNER, n.STRIDE) if j < n.made else inside, j % n.INNER
-        p = [a * s + view[PHASE + x] + b for x, (a, s, b) in enumerate(zip(t, n.STRIDE, inside, strict=True))]
-        has = image + i < n.images and all(a < b for a, b in zip(t, n.steps, strict=True))
-        has = has and all(a < b for a, b in zip(p, n.out_sizes, strict=True))
-        if has and j < (n.made if n.INNER else n.share_made) and (c < n.made or n.INNER):
-            found[m, j - within] = sum(a * s for a, s in zip((image + i, c, *p), n.out_strides, strict=True))
-    return found
+    m, j = np.ix_(range(prod(n.BOX[:LINES])), range(within, within + n.COLUMNS))
+    t1, t0, i, t2 = np.unravel_index(m, n.BOX[:LINES])
+    inside, c = (0, 0, 0), base + j
+    has = (image + i < n.images) & (j < (n.made if n.INNER else n.share_made))
+    if n.INNER:
+        inside, c = np.unravel_index(np.where(j < n.made, j // n.INNER, 0), n.STRIDE), j % n.INNER
+    else:
+        has = has & (c < n.made)
+    place = (image + i) * n.out_strides[0] + c * n.out_strides[1]
+    for axis, by in enumerate((t0, t1, t2)):
+        t = first[axis] + by
+        p = t * n.STRIDE[axis] + view[PHASE + axis] + inside[axis]
+        has = has & (t < n.steps[axis]) & (p < n.out_sizes[axis])
+        place = place + p * n.out_strides[2 + axis]
+    return np.where(has, place, -1)
 
 
 def copied_places(launch: Any, column: int, first: tuple[int, ...], image: int, tile: int) -> np.ndarray:

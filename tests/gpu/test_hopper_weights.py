@@ -104,7 +104,10 @@ LINES = {
 WAYS = [(name, way) for name, line in PROBLEMS.items() for way in ("bf16x6", "tf32")[: 1 + (" f32 " in line)]]
 
 
-@pytest.mark.parametrize(("name", "precision"), [*WAYS, *((name, "lines") for name in LINES)])
+EVERY_WAY = [*WAYS, *((name, "lines") for name in LINES)]
+
+
+@pytest.mark.parametrize(("name", "precision"), slow_but(EVERY_WAY[::4], EVERY_WAY))
 def test_boxes_and_slots_make_the_weights(name, precision):
     p = Problem.parse((PROBLEMS | LINES)[name])
     most = 2 if p.dtype != "f32" else 60000 if precision == "bf16x6" else 120  # what parts hold exactly
@@ -244,6 +247,7 @@ def test_parts_leave_the_matrix_units_with_every_box(name):
     assert code.count("HGMMA") == sums * 6 * boxes.prod(n.WALK[boxes.BOX : boxes.BOX + 4]) // 16
 
 
+@pytest.mark.slow
 def test_products_in_tf32_do_not_wait_for_each_other():
     """The compiler has every one wait where registers are too few, or where sums are copied between them."""
     compiler = pytest.importorskip("convgrad.gpu.compile")

@@ -167,6 +167,7 @@ def equal(layer, seed):
 # ---- Where results lie
 
 
+@pytest.mark.usefixtures("by_reference")
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_results_lie_as_those_of_pytorch(rank, transposed):
@@ -182,6 +183,7 @@ def test_results_lie_as_those_of_pytorch(rank, transposed):
                 assert ours.stride() == theirs.stride(), (shape, kernel, layout)
 
 
+@pytest.mark.usefixtures("by_reference")
 def test_gradients_lie_as_their_tensors():
     """Each as its own; PyTorch has both in one format, and DistributedDataParallel warns of that."""
     for of_x in ("first", "last"):
