@@ -399,7 +399,7 @@ def with_instructions(code: str, dtype: str) -> str:
     return re.sub(r"(?m)^declare .*\n", "", code)
 
 
-@pytest.mark.parametrize("title", TILED)
+@pytest.mark.parametrize("title", slow_but([*TILED][::3], TILED))
 def test_code_for_hardware_is_the_emulated_code(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the instructions themselves, line by line."""
     monkeypatch.setattr(records, "FILE", 0)  # so that threads' buffers are as far apart
@@ -411,7 +411,10 @@ def test_code_for_hardware_is_the_emulated_code(title: str, monkeypatch: pytest.
     )
 
 
-@pytest.mark.parametrize("title", [title for title in TILED if "3x3: " in title or "1x1" in title])
+ASSEMBLED = [title for title in TILED if "3x3: " in title or "1x1" in title]
+
+
+@pytest.mark.parametrize("title", slow_but(ASSEMBLED[::3], ASSEMBLED))
 def test_hardware_code_is_assembled(title: str) -> None:
     plan = made(TILED[title], HARDWARE)
     code = kernel.write(plan)

@@ -392,7 +392,7 @@ def test_small_caches_try_everything() -> None:
         assert sum(plan.output.stream for plan in gathers) > len(gathers) // 4
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", slow_but(["halves"], REAL))
 def test_the_steps_of_a_plan_have_lanes_for_all_products(name: str) -> None:
     found = set()
     for p in [*DRAWN, *map(Problem.parse, NAMED.values())]:

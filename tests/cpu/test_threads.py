@@ -459,7 +459,7 @@ print("good")
         ("raise SystemExit('words')", 1),
     ],
 )
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", slow_but([True], [False, True]))
 def test_the_interpreter_exits(end, code, busy):
     text = "mark(4)\n" + ("gate, thread = stay(3)\n" if busy else "") + "print('end', flush=True)\n" + end
     got, out, error, seconds = script(text)
