@@ -159,14 +159,15 @@ def way(name: str, given: argparse.Namespace) -> AbstractContextManager[None]:
 @contextmanager
 def otherwise(given: argparse.Namespace) -> Iterator[None]:
     """Another way in which PyTorch computes, so that it rounds other sums."""
-    tries = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    if given.device == "cpu":
+    if given.device == "cuda":
+        torch.backends.cudnn.benchmark = False
+    else:
         torch.set_num_threads(1 if given.threads > 1 else 2)
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = tries
+        if given.device == "cuda":
+            torch.backends.cudnn.benchmark = True
         torch.set_num_threads(given.threads)
 
 
