@@ -129,6 +129,7 @@ def test_the_probe_knows_how_fast_the_machine_was(clock):
     assert verdicts == [True, True, False, False, True, False]
 
 
+@pytest.mark.slow
 def test_the_probe_computes():
     """On a busy machine it may be steady or not."""
     assert timing.Probe.of(2).steady() in (True, False)

@@ -421,6 +421,7 @@ def test_words_of_bench(capsys):
     assert main(["bench"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured_briefly")
 def test_values_may_be_words_of_their_own(capsys):
     code, (case,), _ = outcomes(

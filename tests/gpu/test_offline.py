@@ -127,7 +127,7 @@ DEALT_COPIES = [
 @pytest.mark.parametrize(
     ("level", "wanted", "dtype", "kind"),
     slow_but(
-        [("copies", "x", "bf16", "sm_90"), ("blocks", "w", "bf16", "sm_80")],
+        [("blocks", "w", "bf16", "sm_80")],
         DEALT_COPIES,
     ),
 )
