@@ -436,7 +436,7 @@ def test_values_may_be_words_of_their_own(capsys):
 
 @pytest.mark.usefixtures("measured_briefly")
 def test_bench_times_nothing_that_is_wrong(capsys, monkeypatch):
-    monkeypatch.setattr(calls, "run", lambda problem, choice, given, out: out.memory.fill(1))
+    monkeypatch.setattr(calls, "run", lambda problem, choice, given, out, *others: out.memory.fill(1))
     monkeypatch.setattr(bench.timing, "alternate", lambda *args: pytest.fail("timed"))
     code, (case,), _ = outcomes(capsys, "bench", "--dir=FWD_D", "ic8oc8_ih14kh3ph1")
     assert (code, case["state"]) == (1, "failed")
