@@ -60,27 +60,27 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # On a terminal a dot for each second says that it goes on.
+DOTS = if [ -t 1 ]; then (while sleep 1 && kill -0 $$$$ 2> /dev/null; do printf .; done) & trap "kill $$!; echo" EXIT; fi
+
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "convgrad needs Python 3.10 or newer; say which one: make PYTHON=python3.12 ..."; exit 1; }
 	@echo "making $(VENV), the folder for everything that is installed (some seconds, once)"
-	@if [ -t 1 ]; then \
-	  (while sleep 1 && kill -0 $$$$ 2> /dev/null; do printf .; done) & trap "kill $$!; echo" EXIT; \
-	fi; $(PYTHON) -m venv $(VENV)
+	@$(DOTS); $(PYTHON) -m venv $(VENV)
 
 # Installed again when the dependencies may have changed. The tests' installation serves for everything else too.
 PIP := $(PY) -m pip install --disable-pip-version-check --progress-bar on
 $(VENV)/.installed: pyproject.toml | $(PY)
 	@echo "installing NumPy and llvmlite (less than a minute, once)"
-	@$(PIP) -e .
+	@$(DOTS); $(PIP) -e .
 	@touch $@
 
 $(VENV)/.installed-cli: pyproject.toml | $(PY)
 	@echo "installing NumPy, llvmlite, rich and msgspec (less than a minute, once)"
-	@$(PIP) -e '.[cli]'
+	@$(DOTS); $(PIP) -e '.[cli]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-test: pyproject.toml | $(PY)
 	@echo "installing the tests' tools and PyTorch, some 200 MB to 3 GB (minutes, once)"
-	@$(PIP) -e '.[test]'
+	@$(DOTS); $(PIP) -e '.[test]'
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-cli

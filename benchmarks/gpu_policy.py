@@ -9,7 +9,6 @@ behind: what a rule in torch/policy.py should say, and what it should not. Needs
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 from gpu_layers import LAYERS, Layer
-from gpu_table import mean
+from gpu_table import mean, read
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -71,11 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("json", nargs="+", help="of benchmarks/gpu.py; later files replace what earlier ones have")
     given = parser.parse_args()
-    found: dict[tuple[str, ...], Row] = {}
-    for path in given.json:
-        for row in json.loads(Path(path).read_text(encoding="utf-8"))["results"]:
-            found[tuple(row[key] for key in ("layer", "direction", "dtype", "layout"))] = row
-    known = list(judged(list(found.values())))
+    known = list(judged(read(given.json)))
     for title, wrong in (
         ("taken, though cuDNN was ahead", lambda ratio, left: not left and ratio < AHEAD),
         ("left, though cuDNN was behind", lambda ratio, left: bool(left) and ratio > 1 / AHEAD),

@@ -35,6 +35,15 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+def read(paths: Sequence[str]) -> list[Row]:
+    """The results of several files, of which later ones replace what earlier ones have."""
+    found: dict[tuple[str, ...], Row] = {}
+    for path in paths:
+        for row in json.loads(Path(path).read_text(encoding="utf-8"))["results"]:
+            found[tuple(row[key] for key in ("layer", "direction", "dtype", "layout"))] = row
+    return list(found.values())
+
+
 def table(results: Sequence[Row]) -> Iterator[str]:
     """The lines of the table of one type."""
     columns = [c for c in COLUMNS if any((r["direction"], r["layout"]) == c for r in results)]
@@ -65,13 +74,10 @@ def main() -> None:
     parser.add_argument("json", nargs="+", help="of benchmarks/gpu.py; later files replace what earlier ones have")
     parser.add_argument("--dtype", default="", help="only this one")
     asked = parser.parse_args()
-    found: dict[tuple[str, ...], Row] = {}
-    for path in asked.json:
-        for row in json.loads(Path(path).read_text(encoding="utf-8"))["results"]:
-            found[tuple(row[key] for key in ("layer", "direction", "dtype", "layout"))] = row
-    for dtype in dict.fromkeys(key[2] for key in found):
+    results = read(asked.json)
+    for dtype in dict.fromkeys(row["dtype"] for row in results):
         if asked.dtype in ("", dtype):
-            print(f"{dtype}:\n", *table([row for key, row in found.items() if key[2] == dtype]), "", sep="\n")
+            print(f"{dtype}:\n", *table([row for row in results if row["dtype"] == dtype]), "", sep="\n")
 
 
 if __name__ == "__main__":
