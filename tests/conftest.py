@@ -78,3 +78,9 @@ def all_by_reference():
 
     with reference_engine():
         yield
+
+
+def pytest_collection_finish():
+    """What imports have left lives as long as the process: garbage collection need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
