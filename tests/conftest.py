@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -52,10 +53,13 @@ def _translation(request):
 
 @pytest.fixture
 def measured_briefly(monkeypatch):
-    """What a machine can do at most is measured, but not for as long as numbers that one would show need."""
+    """What a machine can do at most is measured, but not for as long as numbers that one would show need; and it is
+    taken to be at rest.
+    """
     from convgrad.bench import timing
 
     measure = timing.measure_machine
+    monkeypatch.setattr(timing.Probe, "of", lambda threads: SimpleNamespace(steady=lambda: True))
     monkeypatch.setattr(timing, "measure_machine", lambda threads, seconds=2.0: measure(threads, seconds / 20))
 
 

@@ -26,7 +26,7 @@ T_TINY = layers.Layer("t-tiny", "transposed", "mb1ic3oc4ih6oh12kh4sh2ph1", "a te
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, measured_briefly):
     """A benchmark of two small layers on a machine that need not be measured."""
     monkeypatch.setattr(run, "LAYERS", (TINY, T_TINY))
     machine = timing.Machine("a", 1, {"f32": 1e11, "f64": 5e10}, {"f32": 1e11, "f64": 5e10}, None, {1: 1e10})

@@ -11,6 +11,7 @@ from convgrad.gpu.plan.chains import WAITING, chained
 from convgrad.gpu.plan.records import Plan
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
+from marks import slow_but
 
 COPIED = "{} bf16 n16 g1 cx64 cy96 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1"
 
@@ -51,7 +52,7 @@ def test_other_gpus_have_no_such_launches():
     assert chained(single, of_kind("sm_90")) is single
 
 
-@pytest.mark.parametrize("wanted", "xw")
+@pytest.mark.parametrize("wanted", slow_but("w", "xw"))
 def test_every_program_that_begins_early_waits(wanted):
     """Each waits for the launch before it, without a branch around that; so all that came before is complete."""
     compiler = pytest.importorskip("convgrad.gpu.compile")

@@ -229,7 +229,8 @@ LARGE_F32 = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["dense"], LARGE_F32))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE_F32)
 def test_parts_leave_the_matrix_units_with_every_box(name):
     """Sums of so many registers do not spill, and plain units add what each box brings."""
     compiler = pytest.importorskip("convgrad.gpu.compile")

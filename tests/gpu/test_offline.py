@@ -87,7 +87,8 @@ def spills(kernel) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize("kind", slow_but(["sm_80"], KINDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_spills_are_seen(kind):
     """Where a kernel is left too few registers."""
     target = of_kind(kind)
@@ -146,7 +147,8 @@ def test_copies_compile(level, wanted, dtype, kind):
             assert re.search(r"st\.global\S*(v4\.b32|v2\.b64)", code)
 
 
-@pytest.mark.parametrize("wanted", slow_but(["x"], ["x", "w"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", ["x", "w"])
 def test_products_on_tensor_cores_do_not_wait_for_each_other(wanted, tmp_path):
     """The assembler says where it makes them, as it did of tiles of 128x128 while a loop might not run at all."""
     target = of_kind("sm_90")

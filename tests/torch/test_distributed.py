@@ -31,13 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import problems
 
-CASES = {1: [], 2: [], 4: []}
+CASES = {2: [], 4: []}
 BY_KERNELS = set()
 
 
 def case(*worlds, kernels=False):
-    """What every process of a group runs, by how many there are: four only where two cannot show it; one alone walks
-    through the rules for developers in a hurry.
+    """What every process of a group runs, by how many there are: four only where two cannot show it.
 
     How tensors are cut does not depend on what computes their parts, so kernels are compiled for layers alone.
     """
@@ -76,11 +75,6 @@ def told(logs: Iterable[Path], what: str) -> str:
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="this PyTorch was built without gloo"
 )
-
-
-@needs_gloo
-def test_rules_for_one_process(tmp_path):
-    together(tmp_path, 1)
 
 
 @needs_gloo
@@ -195,7 +189,7 @@ def against_one(mesh, given, placed):
     return [y.placements, *(t.grad.placements for t in ours)]
 
 
-@case(1, 2, 4)
+@case(2, 4)
 def cuts_of_one_axis(world):
     """What is asked for is what is computed: nothing is put together that need not be."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -259,7 +253,7 @@ def cuts_of_two_axes(world):
         against_one(mesh, two, placed)
 
 
-@case(1, 2, 4)
+@case(2, 4)
 def adding_to_weights(world):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -292,7 +286,7 @@ def adding_to_weights(world):
             added(*parts, distribute_tensor(before, both, [s0, r]))
 
 
-@case(1, 2)
+@case(2)
 def refusals(world):
     """Mistakes are told in our words. Spatial axes are not cut, but a gradient that comes cut is put together."""
     from torch.distributed.device_mesh import init_device_mesh

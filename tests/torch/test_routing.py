@@ -309,6 +309,7 @@ assert torch.relu(torch.tensor([-1.0])) == 1
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_very_key_is_replaced_without_a_warning():
     """As that of convolution_backward is on CUDA: PyTorch warns of it, once in a process."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", OVERRIDES], capture_output=True, text=True)
