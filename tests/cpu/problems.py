@@ -420,7 +420,7 @@ def built(p: Problem, target: Target, threads: int) -> Kernel | Refusal:
 
 @cache
 def _real() -> list[Target]:
-    names = ("native", "baseline", "halves", "without halves", "without pairs", "avx2")
+    names = ("native", "halves", "without halves", "avx2")
     return [target for name, target in targets().items() if name in names]
 
 

@@ -383,7 +383,6 @@ ALL = [
     *((name, "xy"[at % 2], "bf16") for at, name in enumerate(LAYERS)),
     ("stem", "x", "bf16"),
     *(("dense", "x", dtype) for dtype in ("f16", "tf32", "bf16x6")),
-    ("strided", "y", "bf16x6"),
 ]
 
 
