@@ -2,6 +2,8 @@
 
 python tests/gpu/device.py                  all of it: some minutes
 python tests/gpu/device.py --count 200      fewer random calls
+python tests/gpu/device.py --first 200      others
+python tests/gpu/device.py --seconds 300    as many of them as that takes
 python tests/gpu/device.py --sanitizer      a sample under compute-sanitizer, memcheck and racecheck, too
 """
 
@@ -82,18 +84,28 @@ def on_the_gpu(kind: str, *inputs: Any, out: Any = None, **attributes: Any) -> A
     return out
 
 
-def random_calls(count: int, jobs: int) -> Iterator[str]:
+def random_calls(first: int, count: int, seconds: float, jobs: int) -> Iterator[str]:
     """Random calls of every operation, judged by PyTorch in float64, by several processes: compiling takes longest."""
     import multiprocessing
 
-    found: list[str] = []
+    found, done, end = 0, 0, time.monotonic() + seconds
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        for at, wrong in enumerate(pool.imap_unordered(_random_call, range(count), chunksize=4), 1):
-            found += [wrong] if wrong else []
-            print(f"  {at} of {count}", end="\r", file=sys.stderr, flush=True)
-    yield from found[:10]
-    if len(found) > 10:
-        yield f"and {len(found) - 10} more"
+        for wrong in pool.imap_unordered(_random_call, range(first, first + count), chunksize=1):
+            done += 1
+            if wrong:
+                found += 1
+                if found <= MOST_TOLD:
+                    yield wrong
+            print(f"  {done} of {count}", end="\r", file=sys.stderr, flush=True)
+            if time.monotonic() > end:
+                pool.terminate()
+                break
+    if found > MOST_TOLD:
+        yield f"and {found - MOST_TOLD} more"
+    print(f"  {done} random calls from {first} on")
+
+
+MOST_TOLD = 20
 
 
 def _random_call(seed: int) -> str:
@@ -141,13 +153,12 @@ KINDS = ("float32", "bfloat16", "float16", "float64")
 PRECISIONS = ("default", "ieee", "tf32x3", "bf16x6", "tf32")
 
 
-def prepare(jobs: int, short: bool) -> Iterator[str]:
+def prepare(jobs: int) -> Iterator[str]:
     """What the layers need is compiled by several processes, and kept on disk for this one."""
     import multiprocessing
 
     work = [(name, dtype, last, "default") for name in LAYERS for dtype in KINDS for last in (False, True)]
-    if not short:
-        work += [(name, "float32", True, precision) for name in LAYERS for precision in PRECISIONS[1:]]
+    work += [(name, "float32", True, precision) for name in LAYERS for precision in PRECISIONS[1:]]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from filter(None, pool.imap_unordered(_prepare, work, chunksize=1))
 
@@ -343,57 +354,92 @@ def beyond() -> Iterator[str]:
             yield "a tensor of more than 2^31 elements is computed wrongly"
 
 
-def sanitized() -> Iterator[str]:
-    """A sample under compute-sanitizer."""
+SAMPLED = ("float32", "bfloat16")
+CHECKS = ("memcheck", "racecheck")
+
+
+def sample(name: str, dtype: str, last: bool) -> None:
+    """One layer, all three results, once each."""
+    import torch
+
+    _, tensors, step = steps(name, getattr(torch, dtype), last)
+    for role in tensors:
+        step(role)()
+    torch.cuda.synchronize()
+
+
+def sanitized(jobs: int) -> Iterator[str]:
+    """Every layer under compute-sanitizer, in processes of their own; their kernels were compiled before."""
+    from concurrent.futures import ThreadPoolExecutor
+
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         yield "compute-sanitizer was not found"
         return
-    for check in ("memcheck", "racecheck"):
-        command = [
-            tool,
-            "--tool",
-            check,
-            "--error-exitcode",
-            "9",
-            sys.executable,
-            str(HERE),
-            "--count",
-            "40",
-            "--short",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            yield f"{check}: {done.stdout[-2000:]}"
+    work = [
+        (check, name, dtype, layout)
+        for check in CHECKS
+        for name in LAYERS
+        for dtype in SAMPLED
+        for layout in ("NXC", "NCX")
+    ]
+    # Every tensor gets memory of its own, so that what is beyond it is nobody's.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+    def run(work: tuple[str, str, str, str]) -> str:
+        check, *layer = work
+        command = [tool, "--tool", check, "--error-exitcode", "9", sys.executable, str(HERE), "--sample", *layer]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+        except subprocess.TimeoutExpired:
+            return f"{' '.join(work)}: not done within 300 s"
+        return f"{' '.join(work)}: {(done.stdout + done.stderr)[:3000]}" if done.returncode else ""
+
+    with ThreadPoolExecutor(max(1, jobs // 2)) as pool:
+        for at, wrong in enumerate(pool.map(run, work), 1):
+            print(f"  {at} of {len(work)}", end="\r", file=sys.stderr, flush=True)
+            if wrong:
+                yield wrong
+    print(f"  {len(work)} runs")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=3000, help="of random calls")
+    parser.add_argument("--first", type=int, default=0, help="the first of the random calls")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for random calls, at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compute them")
-    parser.add_argument("--short", action="store_true", help="random calls and adjoints alone")
     parser.add_argument("--sanitizer", action="store_true", help="a sample under compute-sanitizer, too")
+    parser.add_argument("--parts", help="only these, with commas: random_calls, prepare, adjoints and so on")
+    parser.add_argument("--sample", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if reason := hindrance():
         print(f"tests/gpu/device.py needs a GPU: {reason}", file=sys.stderr)
         return 2
-    parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
-        ("random_calls", lambda: random_calls(asked.count, asked.jobs)),
-        ("prepare", lambda: prepare(asked.jobs, asked.short)),
-        ("adjoints", adjoints),
-    ]
-    more = [] if asked.short else [descriptors, same_bits, errors, beyond]
-    parts += [(part.__name__, part) for part in (*more, *([sanitized] if asked.sanitizer else []))]
+    if asked.sample:
+        name, dtype, layout = asked.sample
+        sample(name, dtype, layout == "NXC")
+        return 0
+    parts: dict[str, Callable[[], Iterator[str]]] = {
+        "prepare": lambda: prepare(asked.jobs),
+        "adjoints": adjoints,
+        "descriptors": descriptors,
+        "same_bits": same_bits,
+        "errors": errors,
+        "beyond": beyond,
+        "sanitized": lambda: sanitized(asked.jobs),
+        "random_calls": lambda: random_calls(asked.first, asked.count, asked.seconds, asked.jobs),
+    }
+    if not asked.sanitizer:
+        del parts["sanitized"]
     failures = 0
-    for title, part in parts:
-        begin = time.perf_counter()
-        found = list(part())
-        failures += len(found)
-        print(
-            f"{title}: {'ok' if not found else f'{len(found)} wrong'}, {time.perf_counter() - begin:.0f} s", flush=True
-        )
-        for what in found:
-            print(f"  {what}")
+    for title in asked.parts.split(",") if asked.parts else parts:
+        begin, found = time.perf_counter(), 0
+        for what in parts[title]():
+            found += 1
+            print(f"  {what}", flush=True)
+        failures += found
+        print(f"{title}: {f'{found} wrong' if found else 'ok'}, {time.perf_counter() - begin:.0f} s", flush=True)
     return failures > 0
 
 
