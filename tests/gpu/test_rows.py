@@ -28,10 +28,11 @@ def every_walk(line, name):
         more = [word for word in more if line[0] != "w" or "bias" not in word]
         problem = Problem.parse(" ".join([line.format(dtype), *more]))
         machine = interpreter.small("sm_90", multiprocessors)
-        way = rows.choose(problem, machine)
+        walked = rows.stacked(problem) if turn else problem
+        way = rows.choose(walked, machine)
         if turn:
-            way = other(problem, way, rng)
-        plan = rows.settle(problem, machine, way)
+            way = other(walked, way, rng)
+        plan = rows.settle(walked, machine, way)
         check(problem, interpreter.widened(plan) if turn else plan)
 
 
@@ -39,7 +40,7 @@ def other(problem, way, rng):
     """A way that nobody would choose."""
     results = rows.walk(problem, way.taps).results
     way = way._replace(height=int(rng.integers(1, results + 2)), ahead=int(rng.choice([0, 2])), unroll=2)
-    way = way._replace(rows=max(1, way.rows // 2), columns=2 * way.columns)
+    way = way._replace(rows=max(1, way.rows // 2), columns=2 * way.columns, stages=int(rng.choice([1, 3])))
     if problem.wanted == "w":
         kernel = rows.spatial(problem)[1].w
         way = way._replace(parts=int(rng.integers(1, 5)), taps=int(rng.integers(1, kernel + 1)))

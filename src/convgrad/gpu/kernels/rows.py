@@ -175,6 +175,7 @@ def rows(
     COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,  # steps that loads are ahead
     UNROLL: tl.constexpr,
+    STAGES: tl.constexpr,  # of which all but one are on their way through shared memory; 1 keeps to registers
     WIDE: tl.constexpr,
     BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr,
@@ -240,7 +241,7 @@ def rows(
             starts, layers, sides, row, early, a_sizes[1], a_strides, row_step, column_step,
             KERNEL, DOWN, CLASSES, SUMMED // READ, PIECES, ROWS, COLUMNS,
         )  # fmt: skip
-    for block in tl.range(0, height + EXTRA, UNROLL):
+    for block in tl.range(0, height + EXTRA, UNROLL, num_stages=STAGES):
         for turn in tl.static_range(UNROLL):
             step = block + turn
             queue = queue + _step(

@@ -49,6 +49,7 @@ def rows_weights(
     COLUMNS: tl.constexpr,
     AHEAD: tl.constexpr,
     UNROLL: tl.constexpr,
+    STAGES: tl.constexpr,  # of which all but one are on their way through shared memory; 1 keeps to registers
     JOINED: tl.constexpr,  # sums of a row of taps, and some more, to a power of two
     COLUMN: tl.constexpr,  # stride, dilation and padding
     WIDE: tl.constexpr,
@@ -107,7 +108,7 @@ def rows_weights(
                 from_x, from_y, x_sides, y_sides, there, row, result, early, x_sizes[1], y_sizes[1], height,
                 x_row, y_row, x_column, y_column, DOWN, CLASSES, PIECES, Y_PIECES, ROWS, COLUMNS,
             )  # fmt: skip
-        for block in tl.range(0, height + LIVE - 1, UNROLL):
+        for block in tl.range(0, height + LIVE - 1, UNROLL, num_stages=STAGES):
             for turn in tl.static_range(UNROLL):
                 queue = queue + _step(
                     from_x, from_y, x_sides, y_sides, there, row, result, block + turn + AHEAD, x_sizes[1], y_sizes[1],

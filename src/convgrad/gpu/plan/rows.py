@@ -7,6 +7,7 @@ depth, row and column: a layer in 1D whose channels lie side by side is walked a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
 from typing import NamedTuple
@@ -58,6 +59,7 @@ class Way(NamedTuple):
     parts: int = 1
     inside: bool = False  # a thread has the channels of groups
     registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
+    stages: int = 1  # of loads through shared memory, besides those ahead in registers
 
 
 class Axis(NamedTuple):
@@ -117,6 +119,20 @@ def are_inside(p: Problem) -> bool:
 def lie_in_space(p: Problem) -> bool:
     """Whether pixels lie side by side, in both large tensors."""
     return all(_unit_column(p, role) for role in ("x", "y"))
+
+
+def stacked(p: Problem) -> Problem:
+    """A problem in 1D with its images as rows of one image, which a program walks along."""
+    if p.rank > 1 or p.n == 1 or not lie_in_space(p):
+        return p
+
+    def of(role: Role) -> Ints:
+        image, *channels, space = p.strides(role)
+        return (0, *channels, image, space)
+
+    w = (*p.w_strides[:3], 0, *p.w_strides[3:])
+    size = replace(p, n=1, x=(p.n, *p.x), w=(1, *p.w), y=(p.n, *p.y), x_strides=of("x"), w_strides=w, y_strides=of("y"))
+    return replace(size, stride=(1, *p.stride), dilation=(1, *p.dilation), pad=(0, *p.pad))
 
 
 def _lie_differently(p: Problem) -> bool:
@@ -214,8 +230,11 @@ class Reads(NamedTuple):
     uses: tuple[Ints, ...]
 
 
-def reads(p: Problem, width: int, each: int = 1) -> Reads:
-    """The columns that a run of so many results needs, each of so many channels; for w, a run of y."""
+def reads(p: Problem, width: int, each: int = 1, least: int = 1) -> Reads:
+    """The columns that a run of so many results needs, each of so many channels; for w, a run of y.
+
+    No piece has fewer than `least` columns, where as many are read at once.
+    """
     axis = spatial(p)[2]
     back = p.wanted == "x"
     table: list[list[int | None]] = []
@@ -234,13 +253,18 @@ def reads(p: Problem, width: int, each: int = 1) -> Reads:
     pieces: list[tuple[int, int]] = []
     for block in dict.fromkeys(at // most for at in needed):
         inside = [at for at in needed if at // most == block]
-        size = 1
+        size = min(least, most)
         while inside[0] // size != inside[-1] // size:
             size *= 2
         pieces.append((inside[0] // size * size, size))
     columns = [first + i for first, size in pieces for i in range(size)]
     uses = tuple(tuple(-1 if at is None else columns.index(at) for at in line) for line in table)
     return Reads(origin, tuple((first, size * each) for first, size in pieces), uses)
+
+
+def least(p: Problem, way: Way) -> int:
+    """Columns of the smallest piece: what goes through shared memory has four bytes at least."""
+    return 4 // DTYPES[p.dtype].size if way.stages > 1 else 1
 
 
 def settle(p: Problem, target: Target, way: Way) -> Plan:
@@ -327,7 +351,7 @@ def over_rows(over: Walk) -> Constants:
 
 def _rows_launch(p: Problem, way: Way) -> Launch:
     at = ends(p, way, way.width)
-    read = reads(p, way.width, at.summed if way.inside else 1)
+    read = reads(p, way.width, at.summed if way.inside else 1, least(p, way))
     constants: Constants = (
         ("KERNEL", tuple(axis.w for axis in spatial(p))),
         ("DEPTH", along(p, spatial(p)[0])),
@@ -348,6 +372,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("COLUMNS", way.columns),
         ("AHEAD", way.ahead),
         ("UNROLL", way.unroll),
+        ("STAGES", way.stages),
         ("WIDE", is_wide(p)),
         ("BIAS", p.bias_stride is not None),
         ("ACCUMULATE", p.accumulate),
@@ -400,7 +425,7 @@ def weights_values(p: Problem, way: Way) -> Values:
 
 
 def _weights_launch(p: Problem, way: Way) -> Launch:
-    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1, least(p, way))
     values = weights_values(p, way)
     x, y, out = (dict(values)[f"{name}_strides"] for name in ("x", "y", "out"))
     assert isinstance(x, tuple)
@@ -431,6 +456,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
         ("COLUMNS", way.columns),
         ("AHEAD", way.ahead),
         ("UNROLL", way.unroll),
+        ("STAGES", way.stages),
         ("JOINED", _power(kernel[2] * (p.cx * p.cy if way.inside else 1))),
         ("COLUMN", spatial(p)[2][3:]),
         ("WIDE", is_wide(p)),
@@ -504,7 +530,7 @@ def pace_of(p: Problem, target: Target, way: Way) -> Pace:
     elements = max(1, way.rows * way.columns // (32 * way.warps))
     pairs = p.cx * p.cy if way.inside else 1
     given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
-    pieces = reads(p, way.width, given if way.inside else 1).pieces
+    pieces = reads(p, way.width, given if way.inside else 1, least(p, way)).pieces
     summed = 1 if way.inside or p.wanted == "w" else given
     rows_read = over.down * summed * (1 if p.wanted == "w" else depth.w)
     read = rows_read * sum(size for _, size in pieces)
@@ -528,7 +554,7 @@ def registers(p: Problem, way: Way) -> int:
     elements = way.rows * way.columns // (32 * way.warps)
     given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
     own = made if way.inside else 1
-    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1).pieces)
+    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1, least(p, way)).pieces)
     if p.wanted == "w":
         kept = way.taps * column.w * pairs + over.live * way.width * own
         coming = over.down * read + way.width * own
