@@ -128,3 +128,15 @@ def test_what_was_not_measured_on_gpus_is_left_to_pytorch(monkeypatch, kind):
     monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
     assert "products in f64" in policy.hindrance(replace(DEPTHWISE, dtype="f64", out_dtype="f64"), CUDA, "fast")
     assert "forward passes" in policy.hindrance(replace(DEPTHWISE, wanted="y"), CUDA, "fast", forward=True)
+
+
+SMALL = "x bf16 n{} g1 cx64 cy128 x28x28 w3x3 y14x14 s2x2 d1x1 p1x1"
+
+
+def test_a_small_layer_on_a_gpu_is_not_worth_a_call_of_its_own(monkeypatch):
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
+    few, many = (Problem.parse(SMALL.format(images)) for images in (256, 4096))
+    assert "takes the host longer" in policy.too_little(few, CUDA, "fast")
+    assert not policy.too_little(many, CUDA, "fast")
+    assert not policy.too_little(few, CUDA, "all")
+    assert not policy.too_little(few, Device("cpu", 0), "fast")

@@ -230,6 +230,22 @@ def test_the_bias_is_summed_once_whoever_computes_the_rest(monkeypatch):
         assert (report.taken, report.passed) == (2 - len(expected), min(1, len(expected)))
 
 
+def test_what_is_not_worth_a_call_of_its_own_is_left_with_the_rest(monkeypatch):
+    grad, x, w, how = tensors(2, False, torch.float32, torch.contiguous_format, LAYERS[0])
+    theirs = backward(grad, x, w, how)
+    monkeypatch.setattr(routing, "too_little", lambda p, device, policy: f"{p.wanted} is too little under {policy}")
+    monkeypatch.setattr(routing, "hindrance", lambda p, *_: "a test" if p.wanted == "w" else "")
+    with convgrad.torch.installed():
+        agree(backward(grad, x, w, how), theirs)
+    report = convgrad.torch.report(clear=True)
+    assert (report.taken, report.passed) == (0, 1)
+    assert report.rows[0].reason == "weights: a test; data: x is too little under fast"
+    monkeypatch.setattr(routing, "hindrance", lambda *_: "")
+    with convgrad.torch.installed():
+        agree(backward(grad, x, w, how), theirs)
+    assert convgrad.torch.report(clear=True).taken == 2, "both are ours: nothing is left"
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [

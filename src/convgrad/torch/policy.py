@@ -121,6 +121,8 @@ GPU_RULES: dict[str, tuple[Rule, ...]] = {
     ),
 }
 
+PAYS = 50e-6  # seconds that a gradient takes a GPU at least, from which a call of its own is worth it
+
 MEASURED = 90  # the compute capability, times ten, of the GPU that rules are for
 
 
@@ -140,6 +142,20 @@ def hindrance(p: Problem, device: Device, policy: str, forward: bool = False) ->
         if rule.fits(p):
             return f"{rule.what}: PyTorch is expected to be quicker"
     return ""
+
+
+def too_little(p: Problem, device: Device, policy: str) -> str:
+    """Why a gradient is left to PyTorch if its kernel is called for the other one; nothing if it is taken all the same.
+
+    A call more takes the host some 20 us, and small layers on a GPU wait for the host.
+    """
+    if policy == "all" or device.kind != "cuda":
+        return ""
+    target = gpu.machine(device)
+    rate = target.matrix * target.multiprocessors * target.clock
+    if max(p.flops / rate, p.bytes / target.bandwidth) / 1e9 >= PAYS:
+        return ""
+    return "a call for so little takes the host longer than it saves, as PyTorch computes the other gradient anyway"
 
 
 def on_gpu(p: Problem, precision: str, forward: bool) -> str:

@@ -21,11 +21,11 @@ from .. import engine
 from ..backend import Device
 from ..errors import ConvgradError, SpecError
 from ..spec.check import broken
-from ..spec.problem import Role
+from ..spec.problem import Problem, Role
 from ..spec.table import ALGORITHMS
 from .memory import Memory, setting
 from .plans import NAMES, Geometry, Result, Step, describe, load, strides_in
-from .policy import POLICIES, hindrance
+from .policy import POLICIES, hindrance, too_little
 from .report import Entry, Report
 
 Ints = Sequence[int]
@@ -301,28 +301,41 @@ def _plan_backward(
     transposed = attributes.transposed
     others = (0, *range(2, grad.dim()))
     steps: dict[str, Step] = {}
-    reasons: list[str] = []
+    reasons: dict[str, str] = {}
     reason = _refusal(grad, x, w)
     if not reason:
         last = _lies_last(x, w, None, attributes, bias_sizes)
         roles: dict[Role, Tensor] = {"x": grad, "y": x, "w": w} if transposed else {"x": x, "y": grad, "w": w}
+        ours: dict[str, tuple[Problem, Result]] = {}
         for name, wanted, like in (("data", "y" if transposed else "x", x), ("weights", "w", w)):
             if not mask[0 if name == "data" else 1]:
                 continue
             result = Result(tuple(like.shape), strides_in(like.shape, last), like.dtype)
             given = {role: tensor for role, tensor in roles.items() if role != wanted}
-            found = _step(wanted, given, None, result, attributes, asked)
+            problem = _problem(wanted, given, None, result, attributes, asked)
+            if isinstance(problem, Problem):
+                ours[name] = problem, result
+            else:
+                reasons[name] = problem
+        if reasons:  # PyTorch is called for the other gradient in any case
+            left = {name: too_little(problem, _device(x), asked.policy) for name, (problem, _) in ours.items()}
+            reasons |= {name: why for name, why in left.items() if why}
+        for name, (problem, result) in ours.items():
+            if name in reasons:
+                continue
+            found = _step(problem, result, x, asked)
             if isinstance(found, Step):
                 steps[name] = found
             else:
-                reasons.append(f"{name}: {found}")
+                reasons[name] = found
     data, weights = steps.get("data"), steps.get("weights")
     rest = [mask[0] and data is None, mask[1] and weights is None, mask[2] and not steps]
     layer = _layer(x, w, attributes)
+    why = reason or "; ".join(f"{name}: {told}" for name, told in reasons.items())
     entries = (
         _router.report.entry(f"{layer} data", _told(data)),
         _router.report.entry(f"{layer} weights", _told(weights)),
-        _router.report.entry(f"{layer} {_names(rest)}", "", reason or "; ".join(reasons)),
+        _router.report.entry(f"{layer} {_names(rest)}", "", why),
     )
     return Route(data, weights, mask[2] and not rest[2], rest if any(rest) else None, others, entries)
 
@@ -339,7 +352,8 @@ def _plan_forward(x: Tensor, w: Tensor, bias: Tensor | None, how: Any, asked: Se
             shape = tuple(torch.ops.aten.convolution(x.to("meta"), w.to("meta"), None, *how).shape)
         result = Result(shape, strides_in(shape, _lies_last(x, w, bias, attributes)), x.dtype)
         given: dict[Role, Tensor] = {"y" if transposed else "x": x, "w": w}
-        found = _step("x" if transposed else "y", given, bias, result, attributes, asked, forward=True)
+        problem = _problem("x" if transposed else "y", given, bias, result, attributes, asked, forward=True)
+        found = _step(problem, result, x, asked) if isinstance(problem, Problem) else problem
     layer = f"{_layer(x, w, attributes)} forward"
     if isinstance(found, Step):
         return ForwardRoute(found, _router.report.entry(layer, _told(found)))
@@ -365,7 +379,11 @@ def _refusal(*tensors: Tensor) -> str:
     return ""
 
 
-def _step(
+def _device(tensor: Tensor) -> Device:
+    return Device(tensor.device.type, tensor.device.index or 0)
+
+
+def _problem(
     wanted: Role,
     given: dict[Role, Tensor],
     bias: Tensor | None,
@@ -373,19 +391,24 @@ def _step(
     attributes: Attributes,
     asked: Setting,
     forward: bool = False,
-) -> Step | str:
-    """The step for a result, or why it is left to PyTorch."""
+) -> Problem | str:
+    """The problem of a result that is taken, or why it is left to PyTorch."""
     try:
         geometry = attributes.geometry(len(result.shape) - 2)
         problem = describe(wanted, given, bias, result, geometry, asked.algorithm)
-        first = next(iter(given.values()))
-        device = Device(first.device.type, first.device.index or 0)
-        reason = hindrance(problem, device, asked.policy, forward)
-        if reason:
-            return reason
-        step = load(problem, result, first)
+        return hindrance(problem, _device(next(iter(given.values()))), asked.policy, forward) or problem
     except SpecError as error:
         return str(error)  # PyTorch will say it in its own words, or compute it
+    except ConvgradError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _step(problem: Problem, result: Result, like: Tensor, asked: Setting) -> Step | str:
+    """The step for a result, or why it is left to PyTorch."""
+    try:
+        step = load(problem, result, like)
+    except SpecError as error:
+        return str(error)
     except ConvgradError as error:
         return f"{type(error).__name__}: {error}"
     if asked.policy == "fast" and step.backend == "reference":
