@@ -27,11 +27,11 @@ def transpose_x(m: Module, box: Box) -> Function:
     source, to = f.args
     rows, _ = box.channels
     pitch = box.x_pack.pitch
-    with f.loop(0, rows, STEP) as c, f.loop(0, box.x_pitch, STEP) as e:
+    with f.loop(0, rows, STEP) as c, f.loop(0, box.row_pitch, STEP) as e:
         at = [f.at(source, f.add(f.mul(f.add(e, i), pitch), c), "i16") for i in range(STEP)]
         columns = transpose(f, [f.load(place, WIDE, 2) for place in at], STEP, "i16")
         for i, column in enumerate(columns):
-            f.store(column, f.at(to, f.add(f.mul(f.add(c, i), box.x_pitch), e), "i16"), WIDE, 64)
+            f.store(column, f.at(to, f.add(f.mul(f.add(c, i), box.row_pitch), e), "i16"), WIDE, 64)
     return f
 
 
@@ -41,11 +41,11 @@ def end_rows(m: Module, n: Elements, box: Box) -> Function:
     to, rows = f.args
     entries = len(box.runs) * box.run_entries
     with f.loop(0, rows) as c:
-        row = f.at(to, f.mul(c, box.x_pitch), n.sum)
+        row = f.at(to, f.mul(c, box.row_pitch), n.sum)
         first = up(entries, n.lanes)
         if first > entries:
             n.store(f, "zeroinitializer", f.at(row, entries, n.sum), n.mask(f, first - entries))
-        with f.loop(first, box.x_pitch, n.lanes) as e:
+        with f.loop(first, box.row_pitch, n.lanes) as e:
             f.store("zeroinitializer", f.at(row, e, n.sum), n.vector, 2)
     return f
 
@@ -95,7 +95,7 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
         if flat == last:
             whole = f.div(counts[last], STEP)
             left = f.sub(box.long_row // STEP, whole)
-            clear_all(f.at(row, f.mul(whole, STEP * box.y_pitch), n.sum), f.mul(left, STEP * box.y_pitch))
+            clear_all(f.at(row, f.mul(whole, STEP * box.pair_pitch), n.sum), f.mul(left, STEP * box.pair_pitch))
         _pair_row(f, n, box, f.at(source, read, n.storage), (row, pairs))
     return f
 
@@ -109,7 +109,7 @@ def _pair_row(f: Function, n: Elements, box: Box, source: str, place: tuple[str,
     def pair(e: Value, *, alone: bool) -> None:
         at = f.add(pairs, e)
         step, row = f.div(at, PAIRS), f.rem(at, PAIRS)
-        start = f.add(f.mul(step, STEP * box.y_pitch), f.mul(row, STEP))
+        start = f.add(f.mul(step, STEP * box.pair_pitch), f.mul(row, STEP))
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
             first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)

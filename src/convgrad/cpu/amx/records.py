@@ -261,12 +261,12 @@ class Sides:
     sum: str
     converts_f16: bool
     groups: int
-    channels: tuple[int, int]  # of x and of y, in a group
-    x_channel: Ints  # strides of (group, channel)
-    y_channel: Ints
-    w_channel: Ints  # strides of (group, channel of x, channel of y)
+    channels: tuple[int, int]  # in rows and in columns, in a group
+    row_channel: Ints  # strides of (group, channel) of what is in the rows
+    column_channel: Ints
+    w_channel: Ints  # strides of (group, channel in the rows, channel in the columns)
     accumulate: bool
-    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
+    swapped: bool  # rows are of y and columns of x; else the other way round
 
     @property
     def size(self) -> int:
@@ -283,12 +283,12 @@ class Box(Boxes):
     """
 
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
-    channels: tuple[int, int]  # of x and y that there is room for
+    channels: tuple[int, int]  # in rows and in columns that there is room for
     x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be
     y_pack: PackBox | None  # [position][channel], before positions are paired; None: they are as they lie
     y_steps: Ints  # elements between neighbouring positions along each axis, before they are paired
-    x_pitch: int  # elements between channels of x
-    y_pitch: int  # pairs between pairs of positions of y
+    row_pitch: int  # elements between channels in the rows
+    pair_pitch: int  # pairs between pairs of positions
 
     @property
     def extents(self) -> Ints:
@@ -308,15 +308,15 @@ class Box(Boxes):
     @property
     def y_row(self) -> int:
         """Pairs of a long row of y, of all channels."""
-        return self.long_row // 2 * self.y_pitch
+        return self.long_row // 2 * self.pair_pitch
 
 
 @dataclass(frozen=True)
 class SumParts:
     """Parts of w, and of the sums: each is a task."""
 
-    rows: int  # channels of x in a part
-    columns: int  # channels of y
+    rows: int  # channels in the rows of a part
+    columns: int
     row_parts: int
     column_parts: int
     slices: int  # parts of the sum, added in order
@@ -375,46 +375,51 @@ class TileSums(Nest):
         return up(self.parts.rows, self.tiles.height)
 
     @property
+    def column_room(self) -> int:
+        """The same of columns."""
+        return up(self.parts.columns, COLUMNS)
+
+    @property
     def tap_step(self) -> int:
         """Elements between the sums of neighbouring taps."""
-        return self.box.y_pitch if self.parts.taps_inside else self.row_room * self.box.y_pitch
+        return self.column_room * (1 if self.parts.taps_inside else self.row_room)
 
     @property
     def row_step(self) -> int:
         """Elements between the sums of neighbouring rows."""
-        return self.box.y_pitch * (len(self.weights) if self.parts.taps_inside else 1)
+        return self.column_room * (len(self.weights) if self.parts.taps_inside else 1)
 
     @property
     def part_sums(self) -> int:
         """Elements of the sums of a part."""
-        return len(self.weights) * self.row_room * self.box.y_pitch
+        return len(self.weights) * self.row_room * self.column_room
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         box, several, pieces = self.box, self.parts.slices > 1, self.split.pieces
-        beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
-        raw_x = self._raw(box.x_pack, box.x_pitch)
+        beyond = 2 * self.lanes * self.column_room  # squares of sums are read beyond the last
+        raw_x = self._raw(box.x_pack, box.row_pitch)
         if box.row_packed:
-            raw_x = 0 if self.split.whole else self.x_piece * self.sides.size // 4
+            raw_x = 0 if self.split.whole else self.row_piece * self.sides.size // 4
         return (
             shared("sums", self.part_sums * self.tasks + beyond if several else 0),
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
-            per_thread("x", pieces * self.x_piece // 2),
-            per_thread("y", pieces * self.y_piece // 2),
+            per_thread("x", pieces * self.row_piece // 2),
+            per_thread("y", pieces * self.pair_piece // 2),
             per_thread("x_raw", raw_x),
             per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
     @property
-    def x_piece(self) -> int:
-        """Elements of one piece of the numbers of a box of x."""
-        return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
+    def row_piece(self) -> int:
+        """Elements of one piece of the numbers in the rows of a box."""
+        return up(max(self.row_room, self.parts.rows), STEP) * self.box.row_pitch
 
     @property
-    def y_piece(self) -> int:
-        """The same of y."""
+    def pair_piece(self) -> int:
+        """The same of those in pairs."""
         return 2 * prod(self.box.sizes[: self.box.flat]) * self.box.y_row
 
     def _raw(self, pack: PackBox | None, entries: int) -> int:

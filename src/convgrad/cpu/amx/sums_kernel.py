@@ -94,8 +94,8 @@ def _rows_of_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function, Fu
     """The functions that make of packed x what tiles read."""
     box, how = plan.box, plan.split
     if not box.row_packed:
-        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.x_piece), box), None
-    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.x_piece), lanes=STEP), box)
+        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.row_piece), box), None
+    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.row_piece), lanes=STEP), box)
     return end_rows(m, moved, box), last
 
 
@@ -103,7 +103,7 @@ def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> 
     """The function that does so for y."""
     if plan.split.whole:
         return pair_y(m, moved, plan.box, clear)
-    pieces = replace(_pieces(plan, plan.y_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
+    pieces = replace(_pieces(plan, plan.pair_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
     return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
 
 
@@ -125,7 +125,7 @@ def _elements(plan: TileSums) -> tuple[Elements, Results]:
 
 def _repair(m: Module, plan: TileSums, inputs: Elements) -> NanRepair:
     """Code that sums again what is NaN: lanes are channels of y, all with the same channel of x."""
-    y_step = plan.sides.y_channel[1]
+    y_step = plan.sides.column_channel[1]
     vectors = y_step == 1 and plan.sides.channels[1] % plan.lanes == 0
     return NanRepair(m, plan.ranges, inputs, (1, plan.lanes), (1 if vectors else 0, y_step), 0)
 
@@ -157,7 +157,7 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
         right_row = f.at(y, f.mul(long_row, box.y_row), plan.sum)
         step = stack.enter_context(f.loop(0, rest[box.flat]))
         left = f.at(left_row, f.mul(step, STEP), "i16")
-        right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
+        right = f.at(right_row, f.mul(step, STEP // 2 * box.pair_pitch), plan.sum)
         add_products(code, block, across, *_factors(f, plan, left, right), plan.split.products)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
@@ -165,11 +165,11 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
 
 def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[Side, Side]:
     """x and y of a step, given where the first ones are. Those of the next step are prefetched if the plan says so."""
-    pitch, line = plan.box.x_pitch, plan.lanes * plan.item
-    ahead = (2 * STEP, PAIRS * plan.box.y_pitch * plan.item) if plan.fetched_step else (0, 0)
+    pitch, line = plan.box.row_pitch, plan.lanes * plan.item
+    ahead = (2 * STEP, PAIRS * plan.box.pair_pitch * plan.item) if plan.fetched_step else (0, 0)
     return (
-        Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch, ahead[0]),
-        Side(lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), line, ahead[1]),
+        Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.row_piece, "i16"), 2 * pitch, ahead[0]),
+        Side(lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.pair_piece // 2, plan.sum), line, ahead[1]),
     )
 
 
@@ -247,7 +247,7 @@ class _Kernel:
                 f.call(functions.split_x, to, self.at["x"], rows)
             return
         entries = runs * box.run_entries
-        f.call(functions.clear, f.at(to, entries * pitch, storage), (box.x_pitch - entries) * pitch)
+        f.call(functions.clear, f.at(to, entries * pitch, storage), (box.row_pitch - entries) * pitch)
         f.call(functions.end_x, to, self.at["x"])
 
     def _pack_y(self, y: str, columns: Value, start: list[Value], counts: list[Value]) -> None:
@@ -266,7 +266,7 @@ class _Kernel:
         f, sides, storage = self.f, self.plan.sides, self.functions.inputs.storage
         places = []
         x, y = "yx" if sides.swapped else "xy"
-        for name, first, step in ((x, here.row, sides.x_channel), (y, here.column, sides.y_channel)):
+        for name, first, step in ((x, here.row, sides.row_channel), (y, here.column, sides.column_channel)):
             at = f.add(f.mul(here.group, step[0]), f.mul(first, step[1]))
             places.append(f.at(self.frame.tensors[name], at, storage))
         return places[0], places[1]
@@ -283,7 +283,7 @@ class _Kernel:
             f.loop(0, len(plan.weights)) as tap,
         ):
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
-            x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
+            x = f.at(self.at["x"], f.add(f.mul(r, box.row_pitch), entry), "i16")
             first = f.mul(column, plan.block)
             y = f.at(self.at["y"], f.mul(first, PAIRS), plan.sum)
             to = f.at(sums, f.add(f.mul(tap, plan.tap_step), f.mul(r, plan.row_step), first), plan.sum)
@@ -306,13 +306,13 @@ class _Kernel:
     def _write(self, here: _Place, sums: str, piece: Value) -> None:
         """Write a piece of the sums of a part: some rows of all taps, or all rows of a tap."""
         f, plan, sides = self.f, self.plan, self.plan.sides
-        group, x_step, y_step = sides.w_channel
-        at = f.add(f.mul(here.group, group), f.mul(here.row, x_step), f.mul(here.column, y_step))
+        group, row_step, column_step = sides.w_channel
+        at = f.add(f.mul(here.group, group), f.mul(here.row, row_step), f.mul(here.column, column_step))
         if plan.parts.taps_inside:
             first = f.mul(piece, PIECE)
             rows = f.min(f.sub(here.rows, first), PIECE)
             source = f.at(sums, f.mul(first, plan.row_step), plan.sum)
-            at = f.add(at, f.mul(first, x_step))
+            at = f.add(at, f.mul(first, row_step))
             taps: tuple[Value, int] = (0, len(plan.weights))
             counts = [1, 1, rows, len(plan.weights)]
         else:
@@ -334,7 +334,7 @@ class _Kernel:
         x, y = self._corner(here)
         with f.loop(0, rows[1]) as r, f.loop(0, taps[1]) as t, f.loop(0, here.columns, plan.lanes) as c:
             place = f.at(source, f.add(f.mul(r, plan.row_step), f.mul(t, plan.tap_step), c), plan.sum)
-            x_at = f.at(x, f.mul(f.add(rows[0], r), plan.sides.x_channel[1]), storage)
-            y_at = f.at(y, f.mul(c, plan.sides.y_channel[1]), storage)
+            x_at = f.at(x, f.mul(f.add(rows[0], r), plan.sides.row_channel[1]), storage)
+            y_at = f.at(y, f.mul(c, plan.sides.column_channel[1]), storage)
             left = f.min(f.sub(here.columns, c), plan.lanes)
             repair.repair(f, x_at, y_at, f.add(taps[0], t), place, left)

@@ -145,23 +145,22 @@ def cut_parts(
         up(ceil(n / count), COLUMNS) if count > 1 else n for n, count in zip(sides.channels, parts(), strict=True)
     )
     row_parts, column_parts = ceil(sides.channels[0] / rows), ceil(sides.channels[1] / columns)
-    y_step = sides.w_channel[2]
-    taps_inside = len(weights) > 1 and y_step != 1 and weights == tuple(range(len(weights)))
+    taps_inside = len(weights) > 1 and sides.w_channel[2] != 1 and weights == tuple(range(len(weights)))
     return SumParts(rows, columns, row_parts, column_parts, slices, taps_inside)
 
 
 def stage_results(sides: Sides, parts: SumParts, taps: int, rows: int) -> Staging:
     """How sums are written to w: those of a part, or if taps are outside, those of a tap. There is room for `rows`."""
-    _, x_step, y_step = sides.w_channel
-    one_row = parts.taps_inside and x_step == taps
+    _, row_step, column_step = sides.w_channel
+    one_row = parts.taps_inside and row_step == taps
     extents = (1, 1, rows, taps) if parts.taps_inside else (1, 1, 1, rows)
-    steps = (0, 0, x_step, 1) if parts.taps_inside else (0, 0, 0, x_step)
+    steps = (0, 0, row_step, 1) if parts.taps_inside else (0, 0, 0, row_step)
     longest_row = rows * taps if one_row else extents[3]
     rounds_first = sides.out_dtype in ("bf16", "f16") and longest_row > COLUMNS and not sides.accumulate
     whole = sides.channels[1] % COLUMNS == 0
     return Staging(
-        unpacker(y_step, steps[-1], COLUMNS), extents, steps, y_step, up(parts.columns, COLUMNS), one_row, rounds_first,
-        whole,
+        unpacker(column_step, steps[-1], COLUMNS), extents, steps, column_step, up(parts.columns, COLUMNS), one_row,
+        rounds_first, whole,
     )  # fmt: skip
 
 
@@ -178,17 +177,17 @@ def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts,
     x, y = sides.channels
     # Tiles read x up to a step beyond the last entry, where there are zeros.
     x_pitch, row = pitch(total + STEP, STEP), axes[-1].pack
-    by_rows = row.stride == 1 != sides.x_channel[1] and row.step <= most_packed_stride(target)
+    by_rows = row.stride == 1 != sides.row_channel[1] and row.step <= most_packed_stride(target)
     x_pack = PackBox(
-        "pack_x", tuple(a.pack for a in axes), sides.x_channel[1], x_pitch if by_rows else pitch(parts.rows, STEP),
+        "pack_x", tuple(a.pack for a in axes), sides.row_channel[1], x_pitch if by_rows else pitch(parts.rows, STEP),
         channels=parts.rows if x % parts.rows == 0 else None,
     )  # fmt: skip
     x_pack = replace(x_pack, packer=packer(x_pack, COLUMNS, row_packed=by_rows))
     y_pack, y_steps = None, tuple(a.y_step for a in shape.axes)
-    if sides.y_channel[1] != 1:
+    if sides.column_channel[1] != 1:
         y_packs = tuple(Packed(a.y, a.y_step, b) for a, b in zip(shape.axes, sizes, strict=True))
         known = parts.columns if y % parts.columns == 0 else None
-        y_pack = PackBox("pack_y", y_packs, sides.y_channel[1], pitch(parts.columns, STEP), channels=known)
+        y_pack = PackBox("pack_y", y_packs, sides.column_channel[1], pitch(parts.columns, STEP), channels=known)
         y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS))
         y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
     room = (parts.rows, parts.columns)
