@@ -5,13 +5,14 @@ Boxes and slices decide the order of sums, so nothing that they follow from depe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, prod
 
 from ...backend import Refusal
 from ...dtypes import DTYPES
 from ...spec.problem import Problem
-from ..pack.box import PackBox, packer
+from ..pack.box import PackBox, Pairing, packer
 from ..pack.unpack import Staging, unpacker
 from ..plan.axes import Axis as Geometry
 from ..plan.axes import Shape, longest, simplify, tap_offsets, tap_ranges
@@ -28,10 +29,11 @@ from ..plan.bits import (
 from ..plan.records import Packed, pitch, unserved, up
 from ..plan.tuning import RegisterTuning, converts_f16, tuning
 from ..target import Target
-from .axes import axis, phases_of, tiles_of
+from .axes import axis, long_row, phases_of, tiles_of
 from .gather_plan import SHAPES, code
 from .records import Axis, Box, Sides, SumParts, TileSums
 from .split import Split, hindrance, multiplied, split
+from .sums_cost import blocks, cost, steps
 from .tiles import COLUMNS, PAIRS, ROWS, STEP, Block, loads
 
 
@@ -49,27 +51,50 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     swapped = plain and packing(shape, swapped=True) < packing(shape, swapped=False)
     if swapped:
         shape = swap(shape)
-    group, y_step, x_step = shape.w_channel
-    sides = Sides(
-        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (shape.cx, shape.cy), shape.x_channel,
-        shape.y_channel, (group, x_step, y_step), p.accumulate, swapped,
-    )  # fmt: skip
     axes = cut_positions(p, shape, how, target)
     weights = tap_offsets(shape.axes)
-    parts = cut_parts(sides, axes, weights, threads, int((target.own_l2 or target.l2) * tuned.sums))
-    box = lay_out(sides, shape, axes, parts, target)
-    block = choose_tiles(parts, how, tuned)
-    plain = plain and len(box.runs) == 1 == prod(box.sizes[: box.flat])
-    made = TileSums(
-        sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
-        tap_ranges(shape.axes), not (plain and how.whole), code(target, p.out_dtype),
-        len(how.products) * work(sides, box, parts, block, tuned), how,
-        how.whole and tuned.fetches_step, threads=threads,
-    )  # fmt: skip
+
+    def arrange(x_paired: bool) -> TileSums:
+        sides = choose_sides(p, shape, target, swapped, x_paired)
+        parts = cut_parts(sides, axes, weights, threads, int((target.own_l2 or target.l2) * tuned.sums))
+        box = lay_out(sides, shape, axes, parts, target, x_paired)
+        block = choose_tiles(parts, how, tuned)
+        spoils = not plain or len(box.runs) > 1 or prod(box.sizes[: box.flat]) > 1
+        return TileSums(
+            sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
+            tap_ranges(shape.axes), spoils or not how.whole, code(target, p.out_dtype),
+            len(how.products) * work(sides, box, parts, block, tuned), how,
+            how.whole and tuned.fetches_step, threads=threads,
+        )  # fmt: skip
+
+    made = choose([arrange(x_paired) for x_paired in ways(weights, how)], tuned)
     return replace(made, why=reasons(made))
 
 
 # Which of x and y is which.
+
+
+def ways(weights: tuple[int, ...], how: Split) -> tuple[bool, ...]:
+    """Whether pairs may be of x: where there is one tap, rows of x mostly begin with lines; split numbers are paired
+    once, because that takes longest.
+    """
+    return (False, True) if len(weights) > 1 and how.whole else (False,)
+
+
+def choose(plans: Sequence[TileSums], tuned: RegisterTuning) -> TileSums:
+    """The plan that costs least; of equal ones the first."""
+    return min(plans, key=lambda plan: cost(plan, tuned))
+
+
+def choose_sides(p: Problem, shape: Shape, target: Target, swapped: bool, x_paired: bool) -> Sides:
+    """The tensors as rows and columns. A `swapped` shape has changed x and y already."""
+    group, y_step, x_step = shape.w_channel
+    x, y = (shape.cx, shape.x_channel, x_step), (shape.cy, shape.y_channel, y_step)
+    rows, columns = (y, x) if x_paired else (x, y)
+    return Sides(
+        p.dtype, p.out_dtype, "float", converts_f16(target), p.g, (rows[0], columns[0]), rows[1], columns[1],
+        (group, rows[2], columns[2]), p.accumulate, swapped or x_paired,
+    )  # fmt: skip
 
 
 def packing(shape: Shape, *, swapped: bool) -> int:
@@ -164,15 +189,20 @@ def stage_results(sides: Sides, parts: SumParts, taps: int, rows: int) -> Stagin
     )  # fmt: skip
 
 
-def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target) -> Box:
+def lay_out(
+    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target, x_paired: bool
+) -> Box:  # fmt: skip
     """How x and y of a box lie in memory."""
     sizes = tuple(a.box for a in axes)
     counts = tuple(a.pack.count for a in axes)
     flat = min(range(len(axes)), key=lambda flat: (tiles_of(sizes, _even(counts), flat, STEP), -flat))
-    if flat < len(axes) - 1:  # so that no pair of positions is of two rows
+    if flat < len(axes) - 1 or x_paired:  # so that no pair of positions is of two rows, and all rows begin with pairs
         last = axes[-1]
         axes = (*axes[:-1], replace(last, pack=replace(last.pack, count=_even(counts)[-1])))
     (_, table) = phases_of(shape.axes, axes, 1)
+    entries = tuple(at for _, at in table)
+    if x_paired:
+        return pairs_of_x(sides, shape, axes, parts, (flat, entries))
     total = prod(len(a.runs) * a.pack.count for a in axes)
     x, y = sides.channels
     # Tiles read x up to a step beyond the last entry, where there are zeros.
@@ -191,8 +221,39 @@ def lay_out(sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts,
         y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS))
         y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
     room = (parts.rows, parts.columns)
+    return Box(axes, flat, entries, room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS), 0)
+
+
+def pairs_of_x(
+    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, reads: tuple[int, tuple[int, ...]]
+) -> Box:  # fmt: skip
+    """The same if pairs are of x, and rows of y, given the first axis of long rows and where taps begin.
+
+    Rows are packed one long row at a time: of each channel, what follows the last position of one is overwritten by
+    the next, and there is room for it behind the last one.
+    """
+    flat, entries = reads
+    sizes, last = tuple(a.box for a in axes), shape.axes[-1]
+    step = 1 if any(entry % 2 for entry in entries) else 2
+    room, known = (parts.rows, parts.columns), sides.channels[1] % parts.columns == 0
+    pairing = Pairing.CHANNELS if sides.column_channel[1] == 1 else Pairing.COPY
+    x_pack = PackBox(
+        "pack_x", tuple(a.pack for a in axes), sides.column_channel[1], pitch(parts.columns, COLUMNS),
+        channels=parts.columns if known else None, pairing=pairing, pair=(1, step),
+    )  # fmt: skip
+    x_pack = replace(x_pack, packer=packer(x_pack, COLUMNS))
+    extents = (1,) * flat + (sizes[flat], *(a.pack.count for a in axes[flat + 1 :]))
+    y_packs = tuple(Packed(a.y, a.y_step, n) for a, n in zip(shape.axes, extents, strict=True))
+    long_rows, row = prod(sizes[:flat]), long_row(sizes, extents, flat)
+    row_pitch = pitch(long_rows * up(row, STEP) + max(0, prod(extents) + STEP - up(row, STEP)), STEP)
+    by_rows = last.y_step == 1 != sides.row_channel[1]
+    y_pack = PackBox(
+        "pack_y", y_packs, sides.row_channel[1], row_pitch if by_rows else pitch(parts.rows, STEP),
+        channels=parts.rows if sides.channels[0] % parts.rows == 0 else None,
+    )  # fmt: skip
+    y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS, row_packed=by_rows))
     return Box(
-        axes, flat, tuple(at for _, at in table), room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS)
+        axes, flat, entries, room, x_pack, y_pack, tuple(a.y_step for a in shape.axes), row_pitch, x_pack.pitch, step
     )
 
 
@@ -218,15 +279,15 @@ def choose_tiles(parts: SumParts, how: Split, tuned: RegisterTuning) -> Block:
 
 def work(sides: Sides, box: Box, parts: SumParts, block: Block, tuned: RegisterTuning) -> float:
     """Cycles in which tiles are multiplied."""
-    steps = box.number * prod(box.sizes[: box.flat]) * box.long_row // STEP * len(box.entries)
-    blocks = ceil(parts.rows / block.height) * parts.row_parts * ceil(parts.columns / block.width) * parts.column_parts
-    return sides.groups * steps * blocks * max(tuned.multiply * block.down * block.across, tuned.latency)
+    products = sides.groups * steps(box) * len(box.entries) * blocks(parts, block)
+    return products * max(tuned.multiply * block.down * block.across, tuned.latency)
 
 
 def reasons(plan: TileSums) -> tuple[str, ...]:
     """Why the plan is as it is."""
     told = [
         (True, multiplied(plan.sides.dtype, plan.split)),
+        (plan.box.x_paired, "pairs are of x, so that every tile begins with a line of memory, whatever the tap"),
         (plan.code.emulated, "their instructions are emulated"),
         (plan.parts.slices > 1, f"sums over pixels in {plan.parts.slices} parts, added in order"),
     ]

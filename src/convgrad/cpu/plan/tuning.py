@@ -172,6 +172,8 @@ class RegisterTuning:
     multiply: int = 16  # from one product of tiles to the next
     latency: int = 52  # until the sums of one can be added to
     load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
+    torn: int = 16  # that a step takes longer for each tile of w on the left whose rows cross lines: 10 to 20
+    line: int = 4  # in which a line of x or y of w is packed: assumed
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
     split_box: float = 0.25  # the same of numbers that are split, if all of their weights have room in that cache, too
     tasks: int = 3  # for a thread
