@@ -457,6 +457,18 @@ def test_infinities_spoil_what_they_meet(text: str) -> None:
             _check_infinities(p, TARGETS[name], tuple(role for role in p.given if role != "w"))
 
 
+@runs
+@pytest.mark.parametrize("layout", ["", " x@nxc y@nxc"])
+@pytest.mark.parametrize("channels", ["cx16 cy40", "cx40 cy16"])
+def test_infinities_that_no_window_reads(channels: str, layout: str) -> None:
+    """A row of x may be longer than y needs: what is behind meets zeros, where rows have an even number of places."""
+    p = Problem.parse(f"w bf16 n1 g1 {channels} x9x10 w1x1 y9x9 s1x1 d1x1 p0x0{layout}")
+    tensors = Tensors(p)
+    expected = tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes()
+    tensors.view["x"][..., 9] = np.inf
+    assert tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes() == expected
+
+
 # The code for hardware.
 
 

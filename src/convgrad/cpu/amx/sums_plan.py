@@ -59,10 +59,9 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
         parts = cut_parts(sides, axes, weights, threads, int((target.own_l2 or target.l2) * tuned.sums))
         box = lay_out(sides, shape, axes, parts, target, x_paired)
         block = choose_tiles(parts, how, tuned)
-        spoils = not plain or len(box.runs) > 1 or prod(box.sizes[: box.flat]) > 1
         return TileSums(
             sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
-            tap_ranges(shape.axes), spoils or not how.whole, code(target, p.out_dtype),
+            tap_ranges(shape.axes), meets_zeros(plain, box) or not how.whole, code(target, p.out_dtype),
             len(how.products) * work(sides, box, parts, block, tuned), how,
             how.whole and tuned.fetches_step, threads=threads,
         )  # fmt: skip
@@ -255,6 +254,14 @@ def pairs_of_x(
     return Box(
         axes, flat, entries, room, x_pack, y_pack, tuple(a.y_step for a in shape.axes), row_pitch, x_pack.pitch, step
     )
+
+
+def meets_zeros(plain: bool, box: Box) -> bool:
+    """Whether x may be multiplied by a zero that is no result; those of a `plain` problem have one tap, and no padding.
+    Then there may be numbers of x between the rows of a box, if rows of x are longer than those of y.
+    """
+    between = any(a.pack.count > a.box and a.box * a.in_stride < a.pack.size for a in box.axes[box.flat + 1 :])
+    return not plain or between or len(box.runs) > 1 or prod(box.sizes[: box.flat]) > 1
 
 
 def _even(counts: tuple[int, ...]) -> tuple[int, ...]:
