@@ -36,7 +36,7 @@ from convgrad.cpu.ir.builder import Module
 from convgrad.cpu.pack.unpack import Unpacker
 from convgrad.cpu.plan import tuning
 from convgrad.cpu.plan.registry import make_plan
-from convgrad.cpu.plan.tuning import RegisterTuning
+from convgrad.cpu.plan.tuning import RegisterTuning, SideCosts
 from convgrad.cpu.target import Target, Tiles
 from convgrad.errors import UnsupportedError
 from convgrad.spec.problem import Problem
@@ -332,7 +332,7 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for numbers in ((1, 1, 50, 0.01), (100, 1, 1, 0.9), (1, 500, 1, 0.1), (7, 13, 29, 0.03)):
         wild = RegisterTuning(
             *numbers, tasks=numbers[0], least_pixels=numbers[1], far=numbers[2], near=1000 * numbers[1],
-            fetches_step=numbers[0] == 7,
+            fetches_step=numbers[0] == 7, sides=SideCosts(numbers[2], numbers[1]),
         )  # fmt: skip
         monkeypatch.setitem(tuning.KINDS, kind, replace(row, registers=wild))
         tuning.tuning.cache_clear()
@@ -412,7 +412,7 @@ def test_pairs_are_of_x_where_that_costs_less() -> None:
 
 def test_plans_wait_for_rows_that_cross_lines() -> None:
     """If packing costs nothing, no plan waits; if waiting does not, the one is taken that packs less."""
-    tuned = RegisterTuning()
+    tuned = SideCosts()
     plans = []
     for x_paired in (False, True):
         with one_way(x_paired):

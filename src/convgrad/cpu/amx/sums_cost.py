@@ -8,15 +8,15 @@ from __future__ import annotations
 from math import ceil, prod
 
 from ..pack.unpack import Unpacker
-from ..plan.tuning import RegisterTuning
+from ..plan.tuning import SideCosts
 from .records import Box, SumParts, TileSums
 from .tiles import COLUMNS, STEP, Block, loads
 
-# Cycles in which a line of memory is packed, in units of `RegisterTuning.line`.
+# Cycles in which a line of memory is packed, in units of `SideCosts.line`.
 COPIED, TRANSPOSED, PAIRED = 1, 5, 1
 
 
-def cost(plan: TileSums, tuned: RegisterTuning) -> float:
+def cost(plan: TileSums, tuned: SideCosts) -> float:
     """Cycles of all threads, but for what no way to lay out x and y changes."""
     parts = plan.units * plan.box.number * packed_lines(plan) + plan.units * written_lines(plan)
     return plan.work + waiting(plan, tuned) + tuned.line * parts
@@ -32,7 +32,7 @@ def blocks(parts: SumParts, block: Block) -> int:
     return ceil(parts.rows / block.height) * parts.row_parts * ceil(parts.columns / block.width) * parts.column_parts
 
 
-def waiting(plan: TileSums, tuned: RegisterTuning) -> float:
+def waiting(plan: TileSums, tuned: SideCosts) -> float:
     """Cycles in which products wait for rows that cross lines."""
     left, _ = loads(plan.tiles, plan.split.products)
     groups = plan.sides.groups

@@ -84,14 +84,22 @@ def _functions(m: Module, plan: TileSums) -> _Functions:
         _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None,
-        {
-            "registers": m.table("registers", plan.tiles.configuration()),
-            "entries": m.table("entries", [entry * box.x_entry for entry in box.entries]),
-            "runs": m.table("runs", [start for run in box.runs for start in run]),
-            "weights": m.table("weights", plan.weights),
-            **({"starts": m.table("starts", plan.ranges.starts)} if plan.repairs and box.x_paired else {}),
-        },
+        _tables(m, plan),
     )  # fmt: skip
+
+
+def _tables(m: Module, plan: TileSums) -> dict[str, str]:
+    """What the loops look up."""
+    box = plan.box
+    values = {
+        "registers": plan.tiles.configuration(),
+        "entries": [entry * box.x_entry for entry in box.entries],
+        "runs": [start for run in box.runs for start in run],
+        "weights": plan.weights,
+    }
+    if plan.repairs and box.x_paired:
+        values["starts"] = plan.ranges.starts
+    return {name: m.table(name, content) for name, content in values.items()}
 
 
 def _end_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function | None, Function | None]:

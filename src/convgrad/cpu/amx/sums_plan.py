@@ -27,7 +27,7 @@ from ..plan.bits import (
     most_packed_stride,
 )
 from ..plan.records import Packed, pitch, unserved, up
-from ..plan.tuning import RegisterTuning, converts_f16, tuning
+from ..plan.tuning import RegisterTuning, SideCosts, converts_f16, tuning
 from ..target import Target
 from .axes import axis, long_row, phases_of, tiles_of
 from .gather_plan import SHAPES, code
@@ -66,7 +66,7 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
             how.whole and tuned.fetches_step, threads=threads,
         )  # fmt: skip
 
-    made = choose([arrange(x_paired) for x_paired in ways(weights, how)], tuned)
+    made = choose([arrange(x_paired) for x_paired in ways(weights, how)], tuned.sides)
     return replace(made, why=reasons(made))
 
 
@@ -80,7 +80,7 @@ def ways(weights: tuple[int, ...], how: Split) -> tuple[bool, ...]:
     return (False, True) if len(weights) > 1 and how.whole else (False,)
 
 
-def choose(plans: Sequence[TileSums], tuned: RegisterTuning) -> TileSums:
+def choose(plans: Sequence[TileSums], tuned: SideCosts) -> TileSums:
     """The plan that costs least; of equal ones the first."""
     return min(plans, key=lambda plan: cost(plan, tuned))
 

@@ -160,6 +160,16 @@ class DepthwiseTuning:
 
 
 @dataclass(frozen=True)
+class SideCosts:
+    """What x and y of w cost on tile registers, in cycles: which of them is in pairs follows from it."""
+
+    torn: int = (
+        16  # that a step takes longer for each tile on the left whose rows cross lines: 10 to 20, Emerald Rapids
+    )
+    line: int = 4  # in which a line is packed: assumed
+
+
+@dataclass(frozen=True)
 class RegisterTuning:
     """Tile registers, in cycles, from Intel's documents; an Emerald Rapids took 16 for a product, too.
 
@@ -172,8 +182,6 @@ class RegisterTuning:
     multiply: int = 16  # from one product of tiles to the next
     latency: int = 52  # until the sums of one can be added to
     load: int = 8  # of a tile, from the first-level cache; a quarter of it is assumed to be in the way of products
-    torn: int = 16  # that a step takes longer for each tile of w on the left whose rows cross lines: 10 to 20
-    line: int = 4  # in which a line of x or y of w is packed: assumed
     box: float = 0.5  # part of the second-level cache that a box of y or x takes
     split_box: float = 0.25  # the same of numbers that are split, if all of their weights have room in that cache, too
     tasks: int = 3  # for a thread
@@ -185,6 +193,7 @@ class RegisterTuning:
     near: int = 44 << 10  # bytes of weights that mostly stay in the first-level cache: 41 KiB did, by 1x3 tiles
     sums: float = 0.5  # part of the second-level cache that the sums of a part of w take
     fetches_step: bool = True  # what the next step of w loads: 1 to 1.2 times as fast; y and x were slower with it
+    sides: SideCosts = SideCosts()
 
 
 @dataclass(frozen=True)
