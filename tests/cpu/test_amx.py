@@ -287,6 +287,7 @@ PATHS = {
     "pairs of x, by way of a copy": _sums(lambda p: p.box.pair_step == 1 and p.box.row_packed),
     "pairs of x, for even taps": _sums(lambda p: p.box.pair_step == 2 and not p.box.row_packed),
     "pairs of x, for even taps, by way of a copy": _sums(lambda p: p.box.pair_step == 2 and p.box.row_packed),
+    "pairs of x, in blocks of channels": _sums(lambda p: p.box.x_paired and p.box.pair_block < p.parts.columns),
     "pairs of x, of several runs": _sums(lambda p: p.box.x_paired and len(p.box.runs) > 1),
     "rows of y for pairs of x, several": _sums(_several_rows_of_y),
     "pairs of x, written by channels": _sums(lambda p: p.box.x_paired and p.staging.unpacker is Unpacker.CHANNELS),
@@ -332,7 +333,7 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for numbers in ((1, 1, 50, 0.01), (100, 1, 1, 0.9), (1, 500, 1, 0.1), (7, 13, 29, 0.03)):
         wild = RegisterTuning(
             *numbers, tasks=numbers[0], least_pixels=numbers[1], far=numbers[2], near=1000 * numbers[1],
-            fetches_step=numbers[0] == 7, sides=SideCosts(numbers[2], numbers[1]),
+            fetches_step=numbers[0] == 7, sides=SideCosts(numbers[2], numbers[1], numbers[0] > 1),
         )  # fmt: skip
         monkeypatch.setitem(tuning.KINDS, kind, replace(row, registers=wild))
         tuning.tuning.cache_clear()
@@ -391,7 +392,7 @@ def test_tiles_begin_with_lines_where_pairs_are_of_x(machine: str) -> None:
             box, pairs = plan.box, plan.box.pair_steps
             if box.x_paired:
                 assert not [n for n in (box.row_pitch, box.y_row) if 2 * n % line]
-                of_pairs = (pairs.pair, pairs.step, *(entry * box.x_entry for entry in box.entries))
+                of_pairs = (pairs.beside, pairs.pair, pairs.step, *(entry * box.x_entry for entry in box.entries))
                 assert not [n for n in of_pairs if 4 * n % line]
                 assert {entry % box.pair_step for entry in box.entries} == {0}
                 rows = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat)]

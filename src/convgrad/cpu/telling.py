@@ -157,6 +157,7 @@ WORDS = {
     "Box.entries": "where each tap begins in x",
     "Box.flat": "positions of the axes from this one on are one long row",
     "Box.pair_pitch": "pairs between pairs of positions",
+    "Box.pair_block": "channels of x whose pairs lie together",
     "Box.pair_step": "entries between the pairs of x; 0: pairs are of y",
     "Box.row_pitch": "elements between channels in the rows",
     "Box.x_pack": "how x is packed",

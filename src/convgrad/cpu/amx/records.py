@@ -278,7 +278,8 @@ class Sides:
 class PairSteps(NamedTuple):
     """How the pairs lie that tiles read, in pairs."""
 
-    channel: int  # from a channel to the next, if it is the first of a tile
+    channel: int  # from a channel to the next, if each is the first of a block of tiles
+    beside: int  # from a tile to the one beside it
     pair: int  # from a row of a tile to the next
     step: int  # from a tile to that of the next step
 
@@ -290,8 +291,9 @@ class Box(Boxes):
     If rows are of x, it is [channel][entry], and y is [long row][step][16 channels][pair of positions][channel][first,
     second]. A tap reads rows from any entry on, so that most rows of a tile cross lines of memory.
 
-    If pairs are of x, it is [pair of entries][channel][first, second], where a pair begins at every entry, or at every
-    second one if no tap begins at the others; y is [channel][long row][position]. All that tiles read are whole lines.
+    If pairs are of x, it is [block of channels][pair of entries][channel][first, second], where a pair begins at every
+    entry, or at every second one if no tap begins at the others; y is [channel][long row][position]. Tiles read whole
+    lines of both.
 
     y is zero where a position has no result: what x has there is then multiplied by zeros.
     """
@@ -304,6 +306,7 @@ class Box(Boxes):
     row_pitch: int  # elements between channels in the rows
     pair_pitch: int  # pairs between pairs of positions
     pair_step: int  # entries of x from where a pair begins to where the next one does; 0: pairs are of y
+    pair_block: int  # channels of x whose pairs are packed together
 
     @property
     def extents(self) -> Ints:
@@ -353,11 +356,17 @@ class Box(Boxes):
         return ceil((max(self.entries) + rows + self.long_row) / self.pair_step)
 
     @property
+    def pairs(self) -> int:
+        """Pairs of x that there is room for, of one channel."""
+        return max(self.x_pairs, self.read_pairs)
+
+    @property
     def pair_steps(self) -> PairSteps:
         """How pairs lie."""
         if self.x_paired:
-            return PairSteps(1, 2 * self.x_entry, STEP * self.x_entry)
-        return PairSteps(PAIRS, COLUMNS, PAIRS * self.pair_pitch)
+            channel = self.pairs if self.pair_block < self.channels[1] else 1
+            return PairSteps(channel, COLUMNS, 2 * self.x_entry, STEP * self.x_entry)
+        return PairSteps(PAIRS, PAIRS * COLUMNS, COLUMNS, PAIRS * self.pair_pitch)
 
 
 @dataclass(frozen=True)
@@ -473,7 +482,7 @@ class TileSums(Nest):
         """The same of those in pairs."""
         box = self.box
         if box.x_paired:
-            return 2 * max(box.x_pairs, box.read_pairs) * box.pair_pitch
+            return 2 * box.pairs * box.pair_pitch * ceil(self.parts.columns / box.pair_block)
         return 2 * prod(box.sizes[: box.flat]) * box.y_row
 
     def _raw_of_rows_of_x(self) -> tuple[int, int]:

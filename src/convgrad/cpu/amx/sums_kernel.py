@@ -191,11 +191,11 @@ def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[Side, 
     so.
     """
     pitch, pairs = plan.box.row_pitch, plan.box.pair_steps
-    line, beside = pairs.pair * plan.item, pairs.channel * plan.lanes
+    line = pairs.pair * plan.item
     ahead = (2 * STEP, pairs.step * plan.item) if plan.fetched_step else (0, 0)
     return (
         Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.row_piece, "i16"), 2 * pitch, ahead[0]),
-        Side(lambda j, n: f.at(right, j * beside + n * plan.pair_piece // 2, plan.sum), line, ahead[1]),
+        Side(lambda j, n: f.at(right, j * pairs.beside + n * plan.pair_piece // 2, plan.sum), line, ahead[1]),
     )
 
 
@@ -288,14 +288,18 @@ class _Kernel:
         ]
 
     def _pair_x(self, x: str, columns: Value, start: list[Value]) -> None:
-        """Pairs of entries of a box of x, and zeros behind the last one."""
-        f, box, functions, to = self.f, self.plan.box, self.functions, self.at["x"]
+        """Pairs of entries of a box of x, a block of channels after another, and zeros behind the last one."""
+        f, box, functions, kind = self.f, self.plan.box, self.functions, self.plan.sum
         raw = [self.at["x_raw"]] if box.x_pack.pairing is Pairing.COPY else []
-        with f.loop(0, len(box.runs)) as run:
-            place = f.at(to, f.mul(run, box.run_entries * box.x_entry), self.plan.sum)
-            f.call(functions.pack_x, x, place, *self._corner_of_run(run, start), columns, *raw)
-        beyond = max(0, box.read_pairs - box.x_pairs)
-        f.call(functions.clear, f.at(to, box.x_pairs * box.pair_pitch, self.plan.sum), 2 * beyond * box.pair_pitch)
+        with f.loop(0, columns, box.pair_block) as c:
+            source = f.at(x, f.mul(c, box.x_pack.channel_step), functions.inputs.storage)
+            to = f.at(self.at["x"], f.mul(c, box.pair_steps.channel), kind)
+            channels = f.min(f.sub(columns, c), box.pair_block)
+            with f.loop(0, len(box.runs)) as run:
+                place = f.at(to, f.mul(run, box.run_entries * box.x_entry), kind)
+                f.call(functions.pack_x, source, place, *self._corner_of_run(run, start), channels, *raw)
+            beyond = 2 * (box.pairs - box.x_pairs) * box.pair_pitch
+            f.call(functions.clear, f.at(to, box.x_pairs * box.pair_pitch, kind), beyond)
 
     def _pack_rows_of_y(self, y: str, rows: Value, start: list[Value], counts: list[Value]) -> None:
         """Rows of positions of a box of y, one long row after another."""

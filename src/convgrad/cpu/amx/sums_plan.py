@@ -57,8 +57,9 @@ def plan(p: Problem, target: Target, threads: int) -> TileSums | Refusal | None:
     def arrange(x_paired: bool) -> TileSums:
         sides = choose_sides(p, shape, target, swapped, x_paired)
         parts = cut_parts(sides, axes, weights, threads, int((target.own_l2 or target.l2) * tuned.sums))
-        box = lay_out(sides, shape, axes, parts, target, x_paired)
         block = choose_tiles(parts, how, tuned)
+        together = block.width if tuned.sides.by_blocks else up(parts.columns, COLUMNS)
+        box = lay_out(sides, shape, axes, parts, target, together if x_paired else 0)
         return TileSums(
             sides, box, parts, block, stage_results(sides, parts, len(weights), up(parts.rows, block.height)), weights,
             tap_ranges(shape.axes), meets_zeros(plain, box) or not how.whole, code(target, p.out_dtype),
@@ -189,19 +190,19 @@ def stage_results(sides: Sides, parts: SumParts, taps: int, rows: int) -> Stagin
 
 
 def lay_out(
-    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target, x_paired: bool
+    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, target: Target, pair_block: int
 ) -> Box:  # fmt: skip
-    """How x and y of a box lie in memory."""
+    """How x and y of a box lie in memory. Pairs are of x, of so many channels at a time, or of y if there are none."""
     sizes = tuple(a.box for a in axes)
     counts = tuple(a.pack.count for a in axes)
     flat = min(range(len(axes)), key=lambda flat: (tiles_of(sizes, _even(counts), flat, STEP), -flat))
-    if flat < len(axes) - 1 or x_paired:  # so that no pair of positions is of two rows, and all rows begin with pairs
+    if flat < len(axes) - 1 or pair_block:  # so that no pair of positions is of two rows, and all rows begin with pairs
         last = axes[-1]
         axes = (*axes[:-1], replace(last, pack=replace(last.pack, count=_even(counts)[-1])))
     (_, table) = phases_of(shape.axes, axes, 1)
     entries = tuple(at for _, at in table)
-    if x_paired:
-        return pairs_of_x(sides, shape, axes, parts, (flat, entries))
+    if pair_block:
+        return pairs_of_x(sides, shape, axes, parts, (flat, entries), pair_block)
     total = prod(len(a.runs) * a.pack.count for a in axes)
     x, y = sides.channels
     # Tiles read x up to a step beyond the last entry, where there are zeros.
@@ -220,40 +221,55 @@ def lay_out(
         y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS))
         y_steps = tuple(prod(sizes[i + 1 :]) * y_pack.pitch for i in range(len(sizes)))
     room = (parts.rows, parts.columns)
-    return Box(axes, flat, entries, room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS), 0)
+    return Box(axes, flat, entries, room, x_pack, y_pack, y_steps, x_pitch, up(parts.columns, COLUMNS), 0, 0)
 
 
 def pairs_of_x(
-    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, reads: tuple[int, tuple[int, ...]]
+    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, reads: tuple[int, tuple[int, ...]],
+    pair_block: int,
 ) -> Box:  # fmt: skip
-    """The same if pairs are of x, and rows of y, given the first axis of long rows and where taps begin.
-
-    Rows are packed one long row at a time: of each channel, what follows the last position of one is overwritten by
-    the next, and there is room for it behind the last one.
-    """
+    """The same if pairs are of x, and rows of y, given the first axis of long rows and where taps begin."""
     flat, entries = reads
-    sizes, last = tuple(a.box for a in axes), shape.axes[-1]
     step = 1 if any(entry % 2 for entry in entries) else 2
-    room, known = (parts.rows, parts.columns), sides.channels[1] % parts.columns == 0
-    pairing = Pairing.CHANNELS if sides.column_channel[1] == 1 else Pairing.COPY
-    x_pack = PackBox(
-        "pack_x", tuple(a.pack for a in axes), sides.column_channel[1], pitch(parts.columns, COLUMNS),
-        channels=parts.columns if known else None, pairing=pairing, pair=(1, step),
+    x_pack = pack_pairs(sides, axes, parts, step, pair_block)
+    y_pack, row_pitch = pack_long_row(sides, shape, axes, parts, flat)
+    return Box(
+        axes, flat, entries, (parts.rows, parts.columns), x_pack, y_pack, tuple(a.y_step for a in shape.axes),
+        row_pitch, x_pack.pitch, step, pair_block,
     )  # fmt: skip
-    x_pack = replace(x_pack, packer=packer(x_pack, COLUMNS))
+
+
+def pack_pairs(sides: Sides, axes: tuple[Axis, ...], parts: SumParts, step: int, pair_block: int) -> PackBox:
+    """How pairs of x are packed, which begin at every `step`th entry: a block of channels at a time."""
+    channel, pairing = sides.column_channel[1], Pairing.CHANNELS if sides.column_channel[1] == 1 else Pairing.COPY
+    known = parts.columns % pair_block == sides.channels[1] % parts.columns == 0
+    between = pair_block if pair_block < parts.columns else pitch(parts.columns, COLUMNS)
+    pack = PackBox(
+        "pack_x", tuple(a.pack for a in axes), channel, between, channels=pair_block if known else None,
+        pairing=pairing, pair=(1, step),
+    )  # fmt: skip
+    return replace(pack, packer=packer(pack, COLUMNS))
+
+
+def pack_long_row(
+    sides: Sides, shape: Shape, axes: tuple[Axis, ...], parts: SumParts, flat: int
+) -> tuple[PackBox, int]:  # fmt: skip
+    """How a long row of y is packed, and elements from the rows of a channel to those of the next.
+
+    What is packed behind the last position of a long row is overwritten by the next one, and there is room for it
+    behind the last.
+    """
+    sizes = tuple(a.box for a in axes)
     extents = (1,) * flat + (sizes[flat], *(a.pack.count for a in axes[flat + 1 :]))
-    y_packs = tuple(Packed(a.y, a.y_step, n) for a, n in zip(shape.axes, extents, strict=True))
-    long_rows, row = prod(sizes[:flat]), long_row(sizes, extents, flat)
-    row_pitch = pitch(long_rows * up(row, STEP) + max(0, prod(extents) + STEP - up(row, STEP)), STEP)
-    by_rows = last.y_step == 1 != sides.row_channel[1]
-    y_pack = PackBox(
-        "pack_y", y_packs, sides.row_channel[1], row_pitch if by_rows else pitch(parts.rows, STEP),
+    packs = tuple(Packed(a.y, a.y_step, n) for a, n in zip(shape.axes, extents, strict=True))
+    row = up(long_row(sizes, extents, flat), STEP)
+    row_pitch = pitch(prod(sizes[:flat]) * row + max(0, prod(extents) + STEP - row), STEP)
+    by_rows = shape.axes[-1].y_step == 1 != sides.row_channel[1]
+    pack = PackBox(
+        "pack_y", packs, sides.row_channel[1], row_pitch if by_rows else pitch(parts.rows, STEP),
         channels=parts.rows if sides.channels[0] % parts.rows == 0 else None,
     )  # fmt: skip
-    y_pack = replace(y_pack, packer=packer(y_pack, COLUMNS, row_packed=by_rows))
-    return Box(
-        axes, flat, entries, room, x_pack, y_pack, tuple(a.y_step for a in shape.axes), row_pitch, x_pack.pitch, step
-    )
+    return replace(pack, packer=packer(pack, COLUMNS, row_packed=by_rows)), row_pitch
 
 
 def meets_zeros(plain: bool, box: Box) -> bool:

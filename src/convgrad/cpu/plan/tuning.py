@@ -167,6 +167,7 @@ class SideCosts:
         16  # that a step takes longer for each tile on the left whose rows cross lines: 10 to 20, Emerald Rapids
     )
     line: int = 4  # in which a line is packed: assumed
+    by_blocks: bool = True  # pairs of x lie together for a block of tiles, so that a step reads few pages: assumed
 
 
 @dataclass(frozen=True)
