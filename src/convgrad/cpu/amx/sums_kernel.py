@@ -15,19 +15,15 @@ from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.pieces import Pieces
-from ..pack.box import PackBox, Packer, Pairing
-from ..pack.rows import pack_box, zero
+from ..pack.rows import zero
 from ..pack.unpack import unpack
 from ..plan.records import TapRanges
 from .emulation import Emulation
-from .pair import each_long_row, end_rows, pair_y, transpose_x, transpose_y
-from .pieces import split_rows, transpose_rows
+from .pair import each_long_row
 from .records import TileSums
-from .split import AHEAD
+from .sums_pack import Packers, Packing, packers
 from .tiles import STEP, Side, TileCode, add_products, each_sum, emulation
 
-COPIES = (Packer.ROWS, Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
 
@@ -38,12 +34,7 @@ class _Functions:
     inputs: Elements
     results: Results
     emulation: Emulation | None
-    clear: Function
-    pack_x: Function
-    end_x: Function | None  # makes rows of what was packed, or ends rows that were packed as such; None: pairs are of x
-    split_x: Function | None  # splits rows that were packed as such
-    pack_y: Function | None  # None: positions are paired as they lie
-    end_y: Function  # makes pairs, or rows, or ends rows
+    packers: Packers
     tile: Function
     last_tile: Function | None
     finish: Function
@@ -68,20 +59,13 @@ def write(plan: TileSums) -> str:
 
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
-    box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
+    across = ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP, ahead=0 if plan.split.whole else AHEAD)  # whole lines are copied
     clear = zero(m, moved)
-
-    def pack(of: PackBox) -> Function:
-        return pack_box(m, wide if of.packer in COPIES else moved, of, clear)
-
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
-        inputs, results, emulated, clear, pack(box.x_pack), *_end_x(m, plan, moved),
-        None if box.y_pack is None else pack(box.y_pack), _end_y(m, plan, moved, clear),
-        _tile(m, plan, emulated, plan.vectors),
+        inputs, results, emulated, packers(m, plan, moved, clear), _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None,
         _tables(m, plan),
@@ -100,36 +84,6 @@ def _tables(m: Module, plan: TileSums) -> dict[str, str]:
     if plan.repairs and box.x_paired:
         values["starts"] = plan.ranges.starts
     return {name: m.table(name, content) for name, content in values.items()}
-
-
-def _end_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function | None, Function | None]:
-    """The functions that make of packed x what tiles read."""
-    box, how = plan.box, plan.split
-    if box.x_paired:
-        return None, None
-    if not box.row_packed:
-        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.row_piece), box), None
-    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.row_piece), lanes=STEP), box)
-    return end_rows(m, moved, box.row_pitch, len(box.runs) * box.run_entries, box.row_pitch), last
-
-
-def _end_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> Function:
-    """The function that does so for y."""
-    box = plan.box
-    if box.x_paired:
-        return end_rows(m, moved, box.row_pitch, box.places, box.long_row) if box.row_packed else transpose_y(m, box)
-    if plan.split.whole:
-        return pair_y(m, moved, box, clear)
-    pieces = replace(_pieces(plan, plan.pair_piece), ahead=AHEAD if box.y_pack is None else 0)
-    return pair_y(m, pieces, box, zero(m, pieces, "zero_pieces"))
-
-
-def _pieces(plan: TileSums, step: int) -> Pieces:
-    """How numbers are split, whose pieces then lie a step apart."""
-    sides, how = plan.sides, plan.split
-    return Pieces(
-        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, 0, how.pieces, step, how.rounds
-    )  # fmt: skip
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -246,89 +200,13 @@ class _Kernel:
             boxes = f.split(number, [a.boxes for a in box.axes])
             start = [f.mul(b, a.box) for b, a in zip(boxes, box.axes, strict=True)]
             counts = [f.min(f.sub(a.out, s), a.box) for s, a in zip(start, box.axes, strict=True)]
-            row, column = self._corner(here)
-            if box.x_paired:
-                self._pair_x(column, here.columns, start)
-                self._pack_rows_of_y(row, here.rows, start, counts)
-            else:
-                self._pack_x(row, here.rows, start)
-                self._pack_y(column, here.columns, start, counts)
+            corner, functions = self._corner(here), self.functions
+            packing = Packing(f, self.at, plan, functions.packers, functions.tables["runs"], start, counts)
+            packing.pack(corner, (here.rows, here.columns))
             self._sum_box(sums, f.choose(f.test("eq", number, first), 1, 0), counts)
         if slices == 1:
             with f.loop(0, self.pieces) as piece:
                 self._write(here, sums, piece)
-
-    def _pack_x(self, x: str, rows: Value, start: list[Value]) -> None:
-        """Rows of a box of x: packed as such, or packed and transposed."""
-        f, box, functions = self.f, self.plan.box, self.functions
-        storage, runs = functions.inputs.storage, len(box.runs)
-        if functions.end_x is None:
-            raise ValueError("this plan has no rows of x")
-        to = self.at["x" if box.row_packed and functions.split_x is None else "x_raw"]
-        pitch = 1 if box.row_packed else box.x_pack.pitch
-        with f.loop(0, runs) as run:
-            corner = self._corner_of_run(run, start)
-            f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
-        if box.row_packed:
-            f.call(functions.end_x, to, rows)
-            if functions.split_x is not None:
-                f.call(functions.split_x, to, self.at["x"], rows)
-            return
-        entries = runs * box.run_entries
-        f.call(functions.clear, f.at(to, entries * pitch, storage), (box.row_pitch - entries) * pitch)
-        f.call(functions.end_x, to, self.at["x"])
-
-    def _corner_of_run(self, run: Value, start: list[Value]) -> list[Value]:
-        """The coordinates of x where a run of a box begins."""
-        f, box = self.f, self.plan.box
-        table = f.at(self.functions.tables["runs"], f.mul(run, len(start)), "i64")
-        return [
-            f.add(f.mul(s, a.in_stride), f.load(f.at(table, i, "i64"), "i64", 8))
-            for i, (s, a) in enumerate(zip(start, box.axes, strict=True))
-        ]
-
-    def _pair_x(self, x: str, columns: Value, start: list[Value]) -> None:
-        """Pairs of entries of a box of x, a block of channels after another, and zeros behind the last one."""
-        f, box, functions, kind = self.f, self.plan.box, self.functions, self.plan.sum
-        raw = [self.at["x_raw"]] if box.x_pack.pairing is Pairing.COPY else []
-        with f.loop(0, columns, box.pair_block) as c:
-            source = f.at(x, f.mul(c, box.x_pack.channel_step), functions.inputs.storage)
-            to = f.at(self.at["x"], f.mul(c, box.pair_steps.channel), kind)
-            channels = f.min(f.sub(columns, c), box.pair_block)
-            with f.loop(0, len(box.runs)) as run:
-                place = f.at(to, f.mul(run, box.run_entries * box.x_entry), kind)
-                f.call(functions.pack_x, source, place, *self._corner_of_run(run, start), channels, *raw)
-            beyond = 2 * (box.pairs - box.x_pairs) * box.pair_pitch
-            f.call(functions.clear, f.at(to, box.x_pairs * box.pair_pitch, kind), beyond)
-
-    def _pack_rows_of_y(self, y: str, rows: Value, start: list[Value], counts: list[Value]) -> None:
-        """Rows of positions of a box of y, one long row after another."""
-        f, box, functions = self.f, self.plan.box, self.functions
-        storage = functions.inputs.storage
-        if functions.pack_y is None:
-            raise ValueError("rows of y are packed")
-        with ExitStack() as stack:
-            first = list(start)
-            number: Value = 0
-            for i in range(box.flat):
-                q = stack.enter_context(f.loop(0, counts[i]))
-                first[i] = f.add(start[i], q)
-                number = f.add(number, f.mul(q, prod(box.sizes[i + 1 : box.flat])))
-            to = f.at(self.at["y"], f.mul(number, box.y_row), storage)
-            packed = to if box.row_packed else self.at["y_raw"]
-            f.call(functions.pack_y, y, packed, *first, rows)
-            f.call(functions.end_y, packed, rows if box.row_packed else to)
-
-    def _pack_y(self, y: str, columns: Value, start: list[Value], counts: list[Value]) -> None:
-        """Pairs of positions of a box of y."""
-        f, box, functions = self.f, self.plan.box, self.functions
-        if functions.pack_y is None:
-            at = f.add(*(f.mul(s, step) for s, step in zip(start, box.y_steps, strict=True)))
-            source = f.at(y, at, functions.inputs.storage)
-        else:
-            source = self.at["y_raw"]
-            f.call(functions.pack_y, y, source, *start, columns)
-        f.call(functions.end_y, source, self.at["y"], *counts, columns)
 
     def _corner(self, here: _Place) -> tuple[str, str]:
         """Where the first channels of a part are, in the tensor of the rows and in that of the columns."""
