@@ -428,6 +428,7 @@ def test_plans_wait_for_rows_that_cross_lines() -> None:
 SPOILT = [
     "w bf16 n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
     "w bf16 n3 g1 cx20 cy32 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "w bf16 n2 g2 cx32 cy20 x7x9 w3x2 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "w f16 n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
     "w bf16 n4 g1 cx32 cy48 x49 w1 y49 s1 d1 p0 x@nxc y@nxc",
     "w bf16 n2 g1 cx40 cy16 x9x9 w1x1 y9x10 s1x1 d1x1 p0x0 x@nxc y@nxc",
