@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT.parent / "src")]
@@ -27,6 +28,7 @@ import numpy as np  # noqa: E402
 
 from convgrad.backend import Refusal  # noqa: E402
 from convgrad.cpu import kernel  # noqa: E402
+from convgrad.cpu.amx import sums_plan  # noqa: E402
 from convgrad.cpu.amx.permission import refusal  # noqa: E402
 from convgrad.cpu.amx.tiles import INSTRUCTIONS, TileCode, configuration  # noqa: E402
 from convgrad.cpu.compile import jit  # noqa: E402
@@ -42,6 +44,7 @@ REAL = (
     "y bf16 n4 g1 cx64 cy64 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
     "x bf16 n4 g1 cx128 cy96 x29x29 w3x3 y15x15 s2x2 d1x1 p1x1",
     "w bf16 n4 g1 cx64 cy96 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio",
+    "w bf16 n4 g2 cx32 cy48 x29x29 w3x3 y15x15 s2x2 d1x1 p1x1",
     "w bf16 n4 g1 cx128 cy64 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0",
     "y f32 n4 g1 cx64 cy64 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio algorithm:bf16x6",
     "w f32 n4 g1 cx64 cy96 x14x14 w3x3 y14x14 s1x1 d1x1 p1x1 algorithm:bf16x3",
@@ -170,6 +173,21 @@ def bits_on_any_number_of_threads(machine: Target) -> None:
         same(machine, lambda call, n=threads: call.result(n), f"on {threads} threads")  # type: ignore[misc]
 
 
+def bits_of_pairs_of_either_side(machine: Target) -> None:
+    """Weights whose tiles read pairs of x have the bits of those that read pairs of y, which are the right ones."""
+    every = [text for text in (*TILED.values(), *REAL) if text.startswith("w")]
+    for text in every:
+        p, results = Problem.parse(text), set[bytes]()
+        if p.algorithm != "direct" or p.dtype not in machine.tiles.dtypes or max(p.w) == 1:
+            continue
+        for x_paired in (False, True):
+            with mock.patch.object(sums_plan, "ways", lambda *_, way=x_paired: (way,)):
+                results |= {Call(text, machine).result(threads) for threads in (1, 3)}
+                check(p, machine, (1, 2), 1, gaps=True)
+        if len(results) > 1:
+            raise AssertionError(f"other bits if other sides are in pairs: {text}")
+
+
 def many_more_threads_than_cpus(machine: Target) -> None:
     """Threads that are put aside in the middle of a sum keep what their registers hold."""
     stop = threading.Event()
@@ -277,6 +295,7 @@ TESTS: tuple[Callable[[Target], None], ...] = (
     random_problems,
     bits_of_the_emulation,
     bits_on_any_number_of_threads,
+    bits_of_pairs_of_either_side,
     many_more_threads_than_cpus,
     threads_that_come_and_go,
     signals,

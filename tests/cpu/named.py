@@ -220,6 +220,8 @@ TILED = {
         "a stride larger than the kernel": ("xy", "n1 g1 cx32 cy32 x17x17 w1x2 y6x6 s3x3 d1x1 p0x0 x@nxc y@nxc"),
         "far apart": ("xyw", "n1 g1 cx32 cy32 x40x3 w3x3 y8x3 s1x1 d16x1 p0x1"),
         "one image, channels first": ("w", "n1 g1 cx48 cy32 x7x11 w1x1 y7x11 s1x1 d1x1 p0x0"),
+        "dilated": ("w", "n2 g1 cx40 cy48 x13x15 w3x3 y9x11 s1x1 d2x2 p0x0 x@nxc y@nxc w@0,360,1,120,40"),
+        "a row, dilated": ("w", "n3 g1 cx32 cy40 x57 w3 y57 s1 d2 p2"),
         "many parts": ("w", "n4 g1 cx160 cy144 x12x12 w3x3 y12x12 s1x1 d1x1 p1x1 x@nxc y@nxc w@xio"),
     }.items()
     for wanted in roles

@@ -13,10 +13,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,12 +29,14 @@ from convgrad.cpu.amx import gather_plan, permission, records, sums_kernel, sums
 from convgrad.cpu.amx.emulation import FILE, Emulation
 from convgrad.cpu.amx.gather_plan import SHAPES, pairs_of_step
 from convgrad.cpu.amx.records import TileGather, TileSums
+from convgrad.cpu.amx.sums_cost import packed_lines, waiting
 from convgrad.cpu.amx.tiles import INSTRUCTIONS, Block
 from convgrad.cpu.compile import jit
 from convgrad.cpu.ir.builder import Module
+from convgrad.cpu.pack.unpack import Unpacker
 from convgrad.cpu.plan import tuning
 from convgrad.cpu.plan.registry import make_plan
-from convgrad.cpu.plan.tuning import RegisterTuning
+from convgrad.cpu.plan.tuning import RegisterTuning, SideCosts
 from convgrad.cpu.target import Target, Tiles
 from convgrad.errors import UnsupportedError
 from convgrad.spec.problem import Problem
@@ -188,6 +193,15 @@ def test_emulated_tiles_that_do_not_match_are_nan() -> None:
 # Plans, run by emulation.
 
 
+def one_way(x_paired: bool) -> AbstractContextManager[Any]:
+    """Plans for w whose pairs are of x, where they may be, or of y."""
+    return mock.patch.object(sums_plan, "ways", lambda *given: (x_paired and True in WAYS(*given),))
+
+
+WAYS = sums_plan.ways
+SUMMED = [title for title, text in TILED.items() if text.startswith("w")]
+
+
 def made(text: str, machine: Target, threads: int = 2) -> TileGather | TileSums:
     with however_small():
         plan = make_plan(Problem.parse(text), machine, threads)
@@ -220,7 +234,10 @@ def test_random_problems(name: str, first: int) -> None:
 @runs
 def test_the_problems_take_every_path() -> None:
     """Else the tests above would mean less."""
-    plans = [made(text, TARGETS[name]) for text in TILED.values() for name in HERE]
+    plans = []
+    for x_paired in (False, True):
+        with one_way(x_paired):
+            plans += [made(text, TARGETS[name]) for text in TILED.values() for name in HERE]
     assert not [name for name, path in PATHS.items() if not any(map(path, plans))]
 
 
@@ -230,6 +247,10 @@ def _gather(test: Callable[[TileGather], bool]) -> Callable[[Any], bool]:
 
 def _sums(test: Callable[[TileSums], bool]) -> Callable[[Any], bool]:
     return lambda plan: isinstance(plan, TileSums) and test(plan)
+
+
+def _several_rows_of_y(plan: TileSums) -> bool:
+    return plan.box.x_paired and prod(plan.box.sizes[: plan.box.flat]) > 1
 
 
 PATHS = {
@@ -256,12 +277,20 @@ PATHS = {
     "slices, taps inside": _sums(lambda p: p.parts.slices > 1 and p.parts.taps_inside),
     "slices, taps outside": _sums(lambda p: p.parts.slices > 1 and not p.parts.taps_inside),
     "parts of w": _sums(lambda p: p.parts.row_parts > 1 and p.parts.column_parts > 1),
-    "rows of x packed as such": _sums(lambda p: p.box.row_packed),
-    "rows of y, transposed": _sums(lambda p: p.sides.swapped and not p.box.row_packed),
-    "rows of y, packed as such": _sums(lambda p: p.sides.swapped and p.box.row_packed),
-    "rows of x packed otherwise": _sums(lambda p: not p.box.row_packed),
+    "rows of x packed as such": _sums(lambda p: not p.sides.swapped and p.box.row_packed),
+    "rows of y, transposed": _sums(lambda p: p.sides.swapped and not p.box.x_paired and not p.box.row_packed),
+    "rows of y, packed as such": _sums(lambda p: p.sides.swapped and not p.box.x_paired and p.box.row_packed),
+    "rows of x packed otherwise": _sums(lambda p: not p.sides.swapped and not p.box.row_packed),
     "y paired as it lies": _sums(lambda p: p.box.y_pack is None),
     "y paired by way of a copy": _sums(lambda p: p.box.y_pack is not None),
+    "pairs of x": _sums(lambda p: p.box.pair_step == 1 and not p.box.row_packed),
+    "pairs of x, by way of a copy": _sums(lambda p: p.box.pair_step == 1 and p.box.row_packed),
+    "pairs of x, for even taps": _sums(lambda p: p.box.pair_step == 2 and not p.box.row_packed),
+    "pairs of x, for even taps, by way of a copy": _sums(lambda p: p.box.pair_step == 2 and p.box.row_packed),
+    "pairs of x, in blocks of channels": _sums(lambda p: p.box.x_paired and p.box.pair_block < p.parts.columns),
+    "pairs of x, of several runs": _sums(lambda p: p.box.x_paired and len(p.box.runs) > 1),
+    "rows of y for pairs of x, several": _sums(_several_rows_of_y),
+    "pairs of x, written by channels": _sums(lambda p: p.box.x_paired and p.staging.unpacker is Unpacker.CHANNELS),
     "no repair": _sums(lambda p: not p.repairs),
     "long rows of w of two axes": _sums(lambda p: p.box.flat == 2),
     "long rows of w of three axes": _sums(lambda p: p.box.flat == 3),
@@ -304,7 +333,7 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     for numbers in ((1, 1, 50, 0.01), (100, 1, 1, 0.9), (1, 500, 1, 0.1), (7, 13, 29, 0.03)):
         wild = RegisterTuning(
             *numbers, tasks=numbers[0], least_pixels=numbers[1], far=numbers[2], near=1000 * numbers[1],
-            fetches_step=numbers[0] == 7,
+            fetches_step=numbers[0] == 7, sides=SideCosts(numbers[2], numbers[1], numbers[0] > 1),
         )  # fmt: skip
         monkeypatch.setitem(tuning.KINDS, kind, replace(row, registers=wild))
         tuning.tuning.cache_clear()
@@ -319,9 +348,87 @@ def test_tuning_changes_no_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert tensors.compute(found).tobytes() == expected, shape
 
 
+@runs
+@pytest.mark.parametrize("x_paired", [False, True])
+@pytest.mark.parametrize("name", slow_but(HERE[1:], HERE))
+def test_pairs_of_either_side(name: str, x_paired: bool) -> None:
+    """Whichever of x and y is in pairs, the sums are those of the reference."""
+    with one_way(x_paired):
+        for title in SUMMED:
+            assert not check(Problem.parse(TILED[title]), TARGETS[name], (1, 3), 1, gaps=True), title
+
+
+@runs
+@pytest.mark.parametrize("first", slow_but([100], range(100, 220, 30)))
+def test_random_pairs_of_x(first: int) -> None:
+    drawn = {seed: draw_tiled(seed) for seed in range(first, first + 30)}
+    with one_way(x_paired=True):
+        for seed, p in drawn.items():
+            if p.wanted == "w":
+                assert not check(p, TARGETS["tiles"], (1, 3), seed, gaps=seed % 2 == 0)
+
+
+@runs
+@pytest.mark.parametrize("title", slow_but(SUMMED[::5], SUMMED))
+def test_bits_do_not_depend_on_what_is_in_pairs(title: str) -> None:
+    """Real numbers: the same products in the same order, in tiles of any shape."""
+    p = Problem.parse(TILED[title])
+    tensors, results = Tensors(p), set()
+    for x_paired, threads in product((False, True), (1, 3)):
+        with one_way(x_paired):
+            results.add(tensors.compute(find(p, TARGETS["tiles"], threads)).tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("machine", [name for name in INTEL if "tiles" in name])
+def test_tiles_begin_with_lines_where_pairs_are_of_x(machine: str) -> None:
+    """Whatever the tap: a tile whose rows cross lines takes several times as long to load."""
+    line = 64
+    with one_way(x_paired=True):
+        for title in SUMMED:
+            if title.split()[-1] not in INTEL[machine].tiles.dtypes:
+                continue
+            plan = made(TILED[title], INTEL[machine])
+            box, pairs = plan.box, plan.box.pair_steps
+            if box.x_paired:
+                assert not [n for n in (box.row_pitch, box.y_row) if 2 * n % line]
+                of_pairs = (pairs.beside, pairs.pair, pairs.step, *(entry * box.x_entry for entry in box.entries))
+                assert not [n for n in of_pairs if 4 * n % line]
+                assert {entry % box.pair_step for entry in box.entries} == {0}
+                rows = [prod(a.pack.count for a in box.axes[i + 1 :]) for i in range(box.flat)]
+                assert not [n for n in rows if n % box.pair_step]
+                assert all(a.boxes == 1 for a in box.axes[box.flat + 1 :])  # else rows of y would have no zeros between
+
+
+def test_pairs_are_of_x_where_that_costs_less() -> None:
+    """Where many taps read rows that cross lines, and what is then packed twice does not take longer."""
+    layer = "w bf16 n8 g1 cx64 cy64 x56x56 w{0} y56x56 s1x1 d1x1 p{1} x@nxc w@xio y@nxc"
+    assert made(layer.format("3x3", "1x1"), HARDWARE).box.x_paired
+    assert not made(layer.format("1x1", "0x0"), HARDWARE).box.x_paired
+    strided = "w bf16 n8 g1 cx128 cy128 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1"
+    assert not made(strided, HARDWARE).box.x_paired
+    assert made(f"{strided} x@nxc w@xio y@nxc", HARDWARE).box.x_paired
+    assert not made("w f32 n8 g1 cx64 cy64 x28 w3 y28 s1 d1 p1 algorithm:bf16x3", HARDWARE).box.x_paired
+
+
+def test_plans_wait_for_rows_that_cross_lines() -> None:
+    """If packing costs nothing, no plan waits; if waiting does not, the one is taken that packs less."""
+    tuned = SideCosts()
+    plans = []
+    for x_paired in (False, True):
+        with one_way(x_paired):
+            plans.append(made("w bf16 n8 g1 cx128 cy128 x56x56 w3x3 y28x28 s2x2 d1x1 p1x1", HARDWARE))
+    rows, pairs = plans
+    assert waiting(pairs, tuned) == 0 < waiting(rows, tuned)
+    assert packed_lines(rows) < packed_lines(pairs)
+    assert sums_plan.choose(plans, replace(tuned, line=0)) is pairs
+    assert sums_plan.choose(plans, replace(tuned, torn=0)) is rows
+
+
 SPOILT = [
     "w bf16 n3 g1 cx20 cy33 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1",
     "w bf16 n3 g1 cx20 cy32 x7x9 w3x3 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
+    "w bf16 n2 g2 cx32 cy20 x7x9 w3x2 y7x9 s1x1 d1x1 p1x1 x@nxc y@nxc",
     "w f16 n1 g2 cx16 cy24 x6x12 w2x5 y9x14 s1x1 d1x2 p2x5",
     "w bf16 n4 g1 cx32 cy48 x49 w1 y49 s1 d1 p0 x@nxc y@nxc",
     "w bf16 n2 g1 cx40 cy16 x9x9 w1x1 y9x10 s1x1 d1x1 p0x0 x@nxc y@nxc",
@@ -332,21 +439,36 @@ SPOILT = [
 
 
 @runs
-def test_finite_sums_need_no_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("x_paired", [False, True])
+def test_finite_sums_need_no_repair(x_paired: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tiles read beyond the positions of a box are zeros or data, not what memory happens to hold."""
     monkeypatch.setattr(sums_kernel, "_repair", lambda *_: None)
-    for title, text in TILED.items():
-        if text.startswith("w bf16"):
-            assert not check(Problem.parse(text), TARGETS["tiles"], (2,), 3), title
+    with one_way(x_paired):
+        for title in SUMMED:
+            if title.endswith(" bf16"):
+                assert not check(Problem.parse(TILED[title]), TARGETS["tiles"], (2,), 3), title
 
 
 @runs
 @pytest.mark.parametrize("text", SPOILT)
 def test_infinities_spoil_what_they_meet(text: str) -> None:
     p = Problem.parse(text)
-    for name in HERE:
-        made(text, TARGETS[name])
-        _check_infinities(p, TARGETS[name], tuple(role for role in p.given if role != "w"))
+    for name, x_paired in product(HERE, (False, True) if p.wanted == "w" else (False,)):
+        with one_way(x_paired):
+            made(text, TARGETS[name])
+            _check_infinities(p, TARGETS[name], tuple(role for role in p.given if role != "w"))
+
+
+@runs
+@pytest.mark.parametrize("layout", ["", " x@nxc y@nxc"])
+@pytest.mark.parametrize("channels", ["cx16 cy40", "cx40 cy16"])
+def test_infinities_that_no_window_reads(channels: str, layout: str) -> None:
+    """A row of x may be longer than y needs: what is behind meets zeros, where rows have an even number of places."""
+    p = Problem.parse(f"w bf16 n1 g1 {channels} x9x10 w1x1 y9x9 s1x1 d1x1 p0x0{layout}")
+    tensors = Tensors(p)
+    expected = tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes()
+    tensors.view["x"][..., 9] = np.inf
+    assert tensors.compute(find(p, TARGETS["tiles"], 2)).tobytes() == expected
 
 
 # The code for hardware.

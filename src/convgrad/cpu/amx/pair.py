@@ -1,7 +1,8 @@
-"""What tiles of w read: rows of positions for each channel of x, and pairs of positions of y.
+"""What tiles of w read: rows of positions for each channel of one side, and pairs of positions of the other.
 
-Both are made of [position][channel], elements of two bytes: y as it lies if its channels are contiguous, else what
-`pack.rows` has made. Where the pixels of x are contiguous, `pack.rows` makes rows of them itself.
+Both are made of [position][channel], elements of two bytes: y in pairs as it lies if its channels are contiguous, else
+what `pack.rows` has made. Where the pixels of a side are contiguous, `pack.rows` makes rows of them itself, and pairs
+of x it makes in any case.
 """
 
 from __future__ import annotations
@@ -24,28 +25,50 @@ WIDE = f"<{STEP} x i16>"
 def transpose_x(m: Module, box: Box) -> Function:
     """A function that makes [channel][entry] of [entry][channel], a square of 32 at a time: (from, to)."""
     f = m.function("transpose_x", ["p:from", "p:to"])
-    source, to = f.args
     rows, _ = box.channels
     pitch = box.x_pack.pitch
-    with f.loop(0, rows, STEP) as c, f.loop(0, box.x_pitch, STEP) as e:
-        at = [f.at(source, f.add(f.mul(f.add(e, i), pitch), c), "i16") for i in range(STEP)]
-        columns = transpose(f, [f.load(place, WIDE, 2) for place in at], STEP, "i16")
-        for i, column in enumerate(columns):
-            f.store(column, f.at(to, f.add(f.mul(f.add(c, i), box.x_pitch), e), "i16"), WIDE, 64)
+    with f.loop(0, rows, STEP) as c, f.loop(0, box.row_pitch, STEP) as e:
+        _transpose_square(f, (c, e), STEP, (pitch, box.row_pitch))
     return f
 
 
-def end_rows(m: Module, n: Elements, box: Box) -> Function:
-    """A function that clears what follows the entries in each row of x: (rows, how many)."""
+def transpose_y(m: Module, box: Box) -> Function:
+    """A function that makes [channel][place] of [place][channel], of a long row: (from, to). After its last position
+    there are zeros.
+    """
+    if box.y_pack is None:
+        raise ValueError("rows of y are packed before they are transposed")
+    f = m.function("transpose_y", ["p:from", "p:to"])
+    rows, _ = box.channels
+    pitches = box.y_pack.pitch, box.row_pitch
+    left = box.places % STEP
+    with f.loop(0, rows, STEP) as c:
+        with f.loop(0, box.places - left, STEP) as e:
+            _transpose_square(f, (c, e), STEP, pitches)
+        if left:
+            _transpose_square(f, (c, box.places - left), left, pitches)
+    return f
+
+
+def _transpose_square(f: Function, first: tuple[Value, Value], count: int, pitches: tuple[int, int]) -> None:
+    """Transpose a square from the first channel and place on, of which so many places are there."""
+    (source, to), (c, e), (from_pitch, to_pitch) = f.args, first, pitches
+    at = [f.at(source, f.add(f.mul(f.add(e, i), from_pitch), c), "i16") for i in range(count)]
+    vectors = [f.load(place, WIDE, 2) for place in at] + ["zeroinitializer"] * (STEP - count)
+    for i, column in enumerate(transpose(f, vectors, STEP, "i16")):
+        f.store(column, f.at(to, f.add(f.mul(f.add(c, i), to_pitch), e), "i16"), WIDE, 64)
+
+
+def end_rows(m: Module, n: Elements, pitch: int, entries: int, end: int) -> Function:
+    """A function that clears what follows the entries in each row, up to an end: (rows, how many)."""
     f = m.function("end_rows", ["p:to", "i:rows"])
     to, rows = f.args
-    entries = len(box.runs) * box.run_entries
     with f.loop(0, rows) as c:
-        row = f.at(to, f.mul(c, box.x_pitch), n.sum)
+        row = f.at(to, f.mul(c, pitch), n.sum)
         first = up(entries, n.lanes)
         if first > entries:
             n.store(f, "zeroinitializer", f.at(row, entries, n.sum), n.mask(f, first - entries))
-        with f.loop(first, box.x_pitch, n.lanes) as e:
+        with f.loop(first, end, n.lanes) as e:
             f.store("zeroinitializer", f.at(row, e, n.sum), n.vector, 2)
     return f
 
@@ -95,7 +118,7 @@ def pair_y(m: Module, n: Elements, box: Box, clear: Function) -> Function:
         if flat == last:
             whole = f.div(counts[last], STEP)
             left = f.sub(box.long_row // STEP, whole)
-            clear_all(f.at(row, f.mul(whole, STEP * box.y_pitch), n.sum), f.mul(left, STEP * box.y_pitch))
+            clear_all(f.at(row, f.mul(whole, STEP * box.pair_pitch), n.sum), f.mul(left, STEP * box.pair_pitch))
         _pair_row(f, n, box, f.at(source, read, n.storage), (row, pairs))
     return f
 
@@ -109,7 +132,7 @@ def _pair_row(f: Function, n: Elements, box: Box, source: str, place: tuple[str,
     def pair(e: Value, *, alone: bool) -> None:
         at = f.add(pairs, e)
         step, row = f.div(at, PAIRS), f.rem(at, PAIRS)
-        start = f.add(f.mul(step, STEP * box.y_pitch), f.mul(row, STEP))
+        start = f.add(f.mul(step, STEP * box.pair_pitch), f.mul(row, STEP))
         with f.loop(0, channels, n.lanes) as c:
             mask = n.mask(f, f.sub(channels, c))
             first = f.at(source, f.add(f.mul(e, 2 * box.y_steps[-1]), c), n.storage)

@@ -50,11 +50,11 @@ def transpose_rows(m: Module, n: Pieces, box: Box) -> Function:
     source, to = f.args
     rows, _ = box.channels
     raw, pitch = vector(n.lanes, n.storage), box.x_pack.pitch
-    with f.loop(0, rows, n.lanes) as c, f.loop(0, box.x_pitch, n.lanes) as e:
+    with f.loop(0, rows, n.lanes) as c, f.loop(0, box.row_pitch, n.lanes) as e:
         at = [f.at(source, f.add(f.mul(f.add(e, i), pitch), c), n.storage) for i in range(n.lanes)]
         columns = transpose(f, [f.load(place, raw, size_of(n.storage)) for place in at], n.lanes, n.storage)
         for i, column in enumerate(columns):
-            place = f.at(to, f.add(f.mul(f.add(c, i), box.x_pitch), e), n.sum)
+            place = f.at(to, f.add(f.mul(f.add(c, i), box.row_pitch), e), n.sum)
             n.put(f, n.widen(f, column, n.lanes), place)
     return f
 
@@ -63,6 +63,6 @@ def split_rows(m: Module, n: Pieces, box: Box) -> Function:
     """A function that makes [piece][channel][entry] of [channel][entry]: (from, to, rows)."""
     f = m.function("split_x", ["p:from", "p:to", "i:rows"])
     source, to, rows = f.args
-    with f.loop(0, f.mul(rows, box.x_pitch), n.lanes) as e:
+    with f.loop(0, f.mul(rows, box.row_pitch), n.lanes) as e:
         n.put(f, n.load(f, f.at(source, e, n.storage)), f.at(to, e, n.sum))
     return f

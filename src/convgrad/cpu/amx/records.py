@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import ceil, prod
+from typing import NamedTuple
 
 from ...dtypes import DTYPES
 from ...spec.problem import Ints
 from ..gather.records import Layer, Sums, Tile
-from ..pack.box import PackBox, Packer
+from ..pack.box import PackBox, Packer, Pairing
 from ..pack.unpack import Staging
 from ..pack.weights import PackWeights
 from ..plan.prefetch import Prefetch
 from ..plan.records import Nest, Packed, Registers, TapRanges, up
 from ..plan.workspace import Buffer, per_thread, shared
 from .split import Split
-from .tiles import COLUMNS, FILE, STEP, Block
+from .tiles import COLUMNS, FILE, PAIRS, STEP, Block
 
 
 @dataclass(frozen=True)
@@ -261,12 +262,12 @@ class Sides:
     sum: str
     converts_f16: bool
     groups: int
-    channels: tuple[int, int]  # of x and of y, in a group
-    x_channel: Ints  # strides of (group, channel)
-    y_channel: Ints
-    w_channel: Ints  # strides of (group, channel of x, channel of y)
+    channels: tuple[int, int]  # in rows and in columns, in a group
+    row_channel: Ints  # strides of (group, channel) of what is in the rows
+    column_channel: Ints
+    w_channel: Ints  # strides of (group, channel in the rows, channel in the columns)
     accumulate: bool
-    swapped: bool  # what is called x is y, and the other way round: without a kernel, either may be
+    swapped: bool  # rows are of y and columns of x; else the other way round
 
     @property
     def size(self) -> int:
@@ -274,21 +275,38 @@ class Sides:
         return DTYPES[self.dtype].size
 
 
+class PairSteps(NamedTuple):
+    """How the pairs lie that tiles read, in pairs."""
+
+    channel: int  # from a channel to the next, if each is the first of a block of tiles
+    beside: int  # from a tile to the one beside it
+    pair: int  # from a row of a tile to the next
+    step: int  # from a tile to that of the next step
+
+
 @dataclass(frozen=True)
 class Box(Boxes):
     """How x and y of a box lie in memory, while tiles read them.
 
-    x is [channel][entry]. y is [long row][step][16 channels][pair of positions][channel][first, second], with zeros
-    where a position has no result: what x has there is then multiplied by them.
+    If rows are of x, it is [channel][entry], and y is [long row][step][16 channels][pair of positions][channel][first,
+    second]. A tap reads rows from any entry on, so that most rows of a tile cross lines of memory.
+
+    If pairs are of x, it is [block of channels][pair of entries][channel][first, second], where a pair begins at every
+    entry, or at every second one if no tap begins at the others; y is [channel][long row][position]. Tiles read whole
+    lines of both.
+
+    y is zero where a position has no result: what x has there is then multiplied by zeros.
     """
 
     entries: Ints  # elements from the first entry of x that a tap reads to that of each tap
-    channels: tuple[int, int]  # of x and y that there is room for
-    x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be
-    y_pack: PackBox | None  # [position][channel], before positions are paired; None: they are as they lie
+    channels: tuple[int, int]  # in rows and in columns that there is room for
+    x_pack: PackBox  # [entry][channel], which is then transposed; or row-packed, as it is to be; or pairs
+    y_pack: PackBox | None  # [position][channel], before positions are paired; None: they are as they lie. Or rows of y
     y_steps: Ints  # elements between neighbouring positions along each axis, before they are paired
-    x_pitch: int  # elements between channels of x
-    y_pitch: int  # pairs between pairs of positions of y
+    row_pitch: int  # elements between channels in the rows
+    pair_pitch: int  # pairs between pairs of positions
+    pair_step: int  # entries of x from where a pair begins to where the next one does; 0: pairs are of y
+    pair_block: int  # channels of x whose pairs are packed together
 
     @property
     def extents(self) -> Ints:
@@ -297,26 +315,66 @@ class Box(Boxes):
 
     @property
     def row_packed(self) -> bool:
-        """Whether x is packed channel by channel, as tiles read it."""
-        return self.x_pack.packer is Packer.ROWS
+        """Whether rows are packed channel by channel, as tiles read them."""
+        pack = self.y_pack if self.x_paired else self.x_pack
+        return pack is not None and pack.packer is Packer.ROWS
+
+    @property
+    def x_paired(self) -> bool:
+        """Whether pairs are of x and rows of y."""
+        return self.pair_step > 0
+
+    @property
+    def places(self) -> int:
+        """Places in a long row, up to its last position."""
+        return 1 + sum((self.sizes[i] - 1) * prod(self.extents[i + 1 :]) for i in range(self.flat, 4))
 
     @property
     def long_row(self) -> int:
-        """Places in a long row, rounded up to whole steps."""
-        return up(1 + sum((self.sizes[i] - 1) * prod(self.extents[i + 1 :]) for i in range(self.flat, 4)), STEP)
+        """The same, rounded up to whole steps."""
+        return up(self.places, STEP)
 
     @property
     def y_row(self) -> int:
-        """Pairs of a long row of y, of all channels."""
-        return self.long_row // 2 * self.y_pitch
+        """From a long row of y to the next: pairs of all channels, or elements."""
+        return self.long_row if self.x_paired else self.long_row // 2 * self.pair_pitch
+
+    @property
+    def x_entry(self) -> int:
+        """From an entry of x to the next: elements, or pairs of all channels for each."""
+        return self.pair_pitch // self.pair_step if self.x_paired else 1
+
+    @property
+    def x_pairs(self) -> int:
+        """Pairs of x that are packed, of one channel."""
+        return len(self.runs) * self.run_entries // self.pair_step
+
+    @property
+    def read_pairs(self) -> int:
+        """Pairs of x that tiles read of one channel, where steps may go beyond the last entry."""
+        rows = sum((self.sizes[i] - 1) * prod(a.pack.count for a in self.axes[i + 1 :]) for i in range(self.flat))
+        return ceil((max(self.entries) + rows + self.long_row) / self.pair_step)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of x that there is room for, of one channel."""
+        return max(self.x_pairs, self.read_pairs)
+
+    @property
+    def pair_steps(self) -> PairSteps:
+        """How pairs lie."""
+        if self.x_paired:
+            channel = self.pairs if self.pair_block < self.channels[1] else 1
+            return PairSteps(channel, COLUMNS, 2 * self.x_entry, STEP * self.x_entry)
+        return PairSteps(PAIRS, PAIRS * COLUMNS, COLUMNS, PAIRS * self.pair_pitch)
 
 
 @dataclass(frozen=True)
 class SumParts:
     """Parts of w, and of the sums: each is a task."""
 
-    rows: int  # channels of x in a part
-    columns: int  # channels of y
+    rows: int  # channels in the rows of a part
+    columns: int
     row_parts: int
     column_parts: int
     slices: int  # parts of the sum, added in order
@@ -325,7 +383,7 @@ class SumParts:
 
 @dataclass(frozen=True)
 class TileSums(Nest):
-    """The plan for w on tile registers: rows are channels of x, columns channels of y, products those of positions."""
+    """The plan for w on tile registers: rows and columns are channels of x and y, products those of positions."""
 
     nest = "tile sums"
 
@@ -375,47 +433,71 @@ class TileSums(Nest):
         return up(self.parts.rows, self.tiles.height)
 
     @property
+    def column_room(self) -> int:
+        """The same of columns."""
+        return up(self.parts.columns, COLUMNS)
+
+    @property
     def tap_step(self) -> int:
         """Elements between the sums of neighbouring taps."""
-        return self.box.y_pitch if self.parts.taps_inside else self.row_room * self.box.y_pitch
+        return self.column_room * (1 if self.parts.taps_inside else self.row_room)
 
     @property
     def row_step(self) -> int:
         """Elements between the sums of neighbouring rows."""
-        return self.box.y_pitch * (len(self.weights) if self.parts.taps_inside else 1)
+        return self.column_room * (len(self.weights) if self.parts.taps_inside else 1)
 
     @property
     def part_sums(self) -> int:
         """Elements of the sums of a part."""
-        return len(self.weights) * self.row_room * self.box.y_pitch
+        return len(self.weights) * self.row_room * self.column_room
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """What a kernel needs besides the tensors."""
         box, several, pieces = self.box, self.parts.slices > 1, self.split.pieces
-        beyond = 2 * self.lanes * self.box.y_pitch  # squares of sums are read beyond the last
-        raw_x = self._raw(box.x_pack, box.x_pitch)
-        if box.row_packed:
-            raw_x = 0 if self.split.whole else self.x_piece * self.sides.size // 4
+        beyond = 2 * self.lanes * self.column_room  # squares of sums are read beyond the last
+        raw_x, raw_y = self._raw_of_rows_of_x()
+        x, y = self.row_piece, self.pair_piece
+        if box.x_paired:
+            raw_x, raw_y = self._raw_of_pairs_of_x()
+            x, y = y, x
         return (
             shared("sums", self.part_sums * self.tasks + beyond if several else 0),
             per_thread("accumulators", 0 if several else self.part_sums + beyond),
-            per_thread("x", pieces * self.x_piece // 2),
-            per_thread("y", pieces * self.y_piece // 2),
+            per_thread("x", pieces * x // 2),
+            per_thread("y", pieces * y // 2),
             per_thread("x_raw", raw_x),
-            per_thread("y_raw", self._raw(box.y_pack, prod(box.sizes))),
+            per_thread("y_raw", raw_y),
             per_thread("registers", FILE // 4 if self.code.emulated else 0),
         )
 
     @property
-    def x_piece(self) -> int:
-        """Elements of one piece of the numbers of a box of x."""
-        return up(max(self.row_room, self.parts.rows), STEP) * self.box.x_pitch
+    def row_piece(self) -> int:
+        """Elements of one piece of the numbers in the rows of a box."""
+        return up(max(self.row_room, self.parts.rows), STEP) * self.box.row_pitch
 
     @property
-    def y_piece(self) -> int:
-        """The same of y."""
-        return 2 * prod(self.box.sizes[: self.box.flat]) * self.box.y_row
+    def pair_piece(self) -> int:
+        """The same of those in pairs."""
+        box = self.box
+        if box.x_paired:
+            return 2 * box.pairs * box.pair_pitch * ceil(self.parts.columns / box.pair_block)
+        return 2 * prod(box.sizes[: box.flat]) * box.y_row
+
+    def _raw_of_rows_of_x(self) -> tuple[int, int]:
+        """Elements for what is packed before x is in rows, and before y is in pairs."""
+        box = self.box
+        raw_x = self._raw(box.x_pack, box.row_pitch)
+        if box.row_packed:
+            raw_x = 0 if self.split.whole else self.row_piece * self.sides.size // 4
+        return raw_x, self._raw(box.y_pack, prod(box.sizes))
+
+    def _raw_of_pairs_of_x(self) -> tuple[int, int]:
+        """Elements for what is packed before x is in pairs, run by run, and before y is in rows, one after another."""
+        box = self.box
+        raw_x = self._raw(box.x_pack, box.run_entries) if box.x_pack.pairing is Pairing.COPY else 0
+        return raw_x, 0 if box.row_packed else self._raw(box.y_pack, prod(box.extents[box.flat :]))
 
     def _raw(self, pack: PackBox | None, entries: int) -> int:
         """Elements for what is packed first, and what is written beyond it."""

@@ -15,18 +15,15 @@ from ..emit.slices import add_slices
 from ..emit.store import Results
 from ..ir.builder import Function, Module, Value
 from ..ir.convert import Elements
-from ..ir.pieces import Pieces
-from ..pack.box import Packer
-from ..pack.rows import pack_box, zero
+from ..pack.rows import zero
 from ..pack.unpack import unpack
+from ..plan.records import TapRanges
 from .emulation import Emulation
-from .pair import each_long_row, end_rows, pair_y, transpose_x
-from .pieces import split_rows, transpose_rows
+from .pair import each_long_row
 from .records import TileSums
-from .split import AHEAD
-from .tiles import PAIRS, STEP, Side, TileCode, add_products, each_sum, emulation
+from .sums_pack import Packers, Packing, packers
+from .tiles import STEP, Side, TileCode, add_products, each_sum, emulation
 
-COPIES = (Packer.COPY_ROWS, Packer.COPY_PIXELS)
 PIECE = 16  # rows of sums that are added and written at a time, where sums are [row][tap][column]
 
 
@@ -37,12 +34,7 @@ class _Functions:
     inputs: Elements
     results: Results
     emulation: Emulation | None
-    clear: Function
-    pack_x: Function
-    end_x: Function  # makes rows of what was packed, or ends rows that were packed as such
-    split_x: Function | None  # splits rows that were packed as such
-    pack_y: Function | None  # None: positions are paired as they lie
-    pair_y: Function
+    packers: Packers
     tile: Function
     last_tile: Function | None
     finish: Function
@@ -67,52 +59,31 @@ def write(plan: TileSums) -> str:
 
 def _functions(m: Module, plan: TileSums) -> _Functions:
     """Write the functions of a plan."""
-    box, across = plan.box, ceil(plan.parts.columns / plan.lanes) % plan.vectors
+    across = ceil(plan.parts.columns / plan.lanes) % plan.vectors
     inputs, results = _elements(plan)
     moved = replace(inputs, sum=inputs.storage)
-    wide = replace(moved, lanes=STEP, ahead=0 if plan.split.whole else AHEAD)  # whole lines are copied
-    copied = box.row_packed or box.x_pack.packer in COPIES
     clear = zero(m, moved)
     emulated = emulation(m, plan.split.dtype, plan.code.emulated)
     return _Functions(
-        inputs, results, emulated, clear, pack_box(m, wide if copied else moved, box.x_pack, clear),
-        *_rows_of_x(m, plan, moved), None if box.y_pack is None else pack_box(m, moved, box.y_pack, clear),
-        _pairs_of_y(m, plan, moved, clear),
-        _tile(m, plan, emulated, plan.vectors),
+        inputs, results, emulated, packers(m, plan, moved, clear), _tile(m, plan, emulated, plan.vectors),
         _tile(m, plan, emulated, across) if across else None, unpack(m, results, plan.staging),
         _repair(m, plan, inputs) if plan.repairs else None,
-        {
-            "registers": m.table("registers", plan.tiles.configuration()),
-            "entries": m.table("entries", box.entries),
-            "runs": m.table("runs", [start for run in box.runs for start in run]),
-            "weights": m.table("weights", plan.weights),
-        },
+        _tables(m, plan),
     )  # fmt: skip
 
 
-def _rows_of_x(m: Module, plan: TileSums, moved: Elements) -> tuple[Function, Function | None]:
-    """The functions that make of packed x what tiles read."""
-    box, how = plan.box, plan.split
-    if not box.row_packed:
-        return transpose_x(m, box) if how.whole else transpose_rows(m, _pieces(plan, plan.x_piece), box), None
-    last = None if how.whole else split_rows(m, replace(_pieces(plan, plan.x_piece), lanes=STEP), box)
-    return end_rows(m, moved, box), last
-
-
-def _pairs_of_y(m: Module, plan: TileSums, moved: Elements, clear: Function) -> Function:
-    """The function that does so for y."""
-    if plan.split.whole:
-        return pair_y(m, moved, plan.box, clear)
-    pieces = replace(_pieces(plan, plan.y_piece), ahead=AHEAD if plan.box.y_pack is None else 0)
-    return pair_y(m, pieces, plan.box, zero(m, pieces, "zero_pieces"))
-
-
-def _pieces(plan: TileSums, step: int) -> Pieces:
-    """How numbers are split, whose pieces then lie a step apart."""
-    sides, how = plan.sides, plan.split
-    return Pieces(
-        sides.dtype, plan.lanes, "bfloat", sides.converts_f16, plan.code.splits_bf16, 0, how.pieces, step, how.rounds
-    )  # fmt: skip
+def _tables(m: Module, plan: TileSums) -> dict[str, str]:
+    """What the loops look up."""
+    box = plan.box
+    values = {
+        "registers": plan.tiles.configuration(),
+        "entries": [entry * box.x_entry for entry in box.entries],
+        "runs": [start for run in box.runs for start in run],
+        "weights": plan.weights,
+    }
+    if plan.repairs and box.x_paired:
+        values["starts"] = plan.ranges.starts
+    return {name: m.table(name, content) for name, content in values.items()}
 
 
 def _elements(plan: TileSums) -> tuple[Elements, Results]:
@@ -124,22 +95,26 @@ def _elements(plan: TileSums) -> tuple[Elements, Results]:
 
 
 def _repair(m: Module, plan: TileSums, inputs: Elements) -> NanRepair:
-    """Code that sums again what is NaN: lanes are channels of y, all with the same channel of x."""
-    y_step = plan.sides.y_channel[1]
-    vectors = y_step == 1 and plan.sides.channels[1] % plan.lanes == 0
-    return NanRepair(m, plan.ranges, inputs, (1, plan.lanes), (1 if vectors else 0, y_step), 0)
+    """Code that sums again what is NaN: lanes are channels of the columns, all with the same channel of the rows.
+
+    If these are of y, it is told that each tap begins at the first x: `_repair_sums` adds where it does.
+    """
+    ranges, step = plan.ranges, plan.sides.column_channel[1]
+    if plan.box.x_paired:
+        ranges = TapRanges((0,) * len(ranges.starts), ranges.valid, ranges.y_steps, ranges.x_steps)
+    vectors = step == 1 and plan.sides.channels[1] % plan.lanes == 0
+    return NanRepair(m, ranges, inputs, (1, plan.lanes), (1 if vectors else 0, step), 0)
 
 
 def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) -> Function:
-    """A function that adds the products of a box to a block of so many tiles side by side, for one tap: (x, y, sums,
-    whether they begin, long rows along each axis, steps of one, and a file of registers).
+    """A function that adds the products of a box to a block of so many tiles side by side, for one tap: (rows, pairs,
+    sums, whether they begin, long rows along each axis, steps of one, and a file of registers).
     """
     block, box, item = plan.tiles, plan.box, plan.item
     counts = [f"i:n{i}" for i in range(box.flat)]
-    f = m.function(
-        f"tile_{across}", ["p:x", "p:y", "p:sums", "i:fresh", *counts, "i:steps", *(["p:file"] if emulated else [])]
-    )
-    x, y, sums, fresh, *rest = f.args
+    file = ["p:file"] if emulated else []
+    f = m.function(f"tile_{across}", ["p:rows", "p:pairs", "p:sums", "i:fresh", *counts, "i:steps", *file])
+    rows, pairs, sums, fresh, *rest = f.args
     code = TileCode(f, plan.split.dtype, emulated, rest[-1])
     row = plan.row_step * item
 
@@ -153,29 +128,34 @@ def _tile(m: Module, plan: TileSums, emulated: Emulation | None, across: int) ->
     f.join(branch)
     with ExitStack() as stack:
         entry, long_row = each_long_row(f, box, rest[: box.flat], stack)
-        left_row = f.at(x, entry, "i16")
-        right_row = f.at(y, f.mul(long_row, box.y_row), plan.sum)
+        of_x, of_y = (entry, box.x_entry), (long_row, box.y_row)
+        of_rows, of_pairs = (of_y, of_x) if box.x_paired else (of_x, of_y)
+        left_row = f.at(rows, f.mul(*of_rows), "i16")
+        right_row = f.at(pairs, f.mul(*of_pairs), plan.sum)
         step = stack.enter_context(f.loop(0, rest[box.flat]))
         left = f.at(left_row, f.mul(step, STEP), "i16")
-        right = f.at(right_row, f.mul(step, STEP // 2 * box.y_pitch), plan.sum)
+        right = f.at(right_row, f.mul(step, box.pair_steps.step), plan.sum)
         add_products(code, block, across, *_factors(f, plan, left, right), plan.split.products)
     each_sum(block, across, lambda register, i, j: code.store(register, place(i, j), row))
     return f
 
 
 def _factors(f: Function, plan: TileSums, left: str, right: str) -> tuple[Side, Side]:
-    """x and y of a step, given where the first ones are. Those of the next step are prefetched if the plan says so."""
-    pitch, line = plan.box.x_pitch, plan.lanes * plan.item
-    ahead = (2 * STEP, PAIRS * plan.box.y_pitch * plan.item) if plan.fetched_step else (0, 0)
+    """Rows and pairs of a step, given where the first ones are. Those of the next step are prefetched if the plan says
+    so.
+    """
+    pitch, pairs = plan.box.row_pitch, plan.box.pair_steps
+    line = pairs.pair * plan.item
+    ahead = (2 * STEP, pairs.step * plan.item) if plan.fetched_step else (0, 0)
     return (
-        Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.x_piece, "i16"), 2 * pitch, ahead[0]),
-        Side(lambda j, n: f.at(right, j * PAIRS * plan.lanes + n * plan.y_piece // 2, plan.sum), line, ahead[1]),
+        Side(lambda i, n: f.at(left, i * plan.tiles.rows * pitch + n * plan.row_piece, "i16"), 2 * pitch, ahead[0]),
+        Side(lambda j, n: f.at(right, j * pairs.beside + n * plan.pair_piece // 2, plan.sum), line, ahead[1]),
     )
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What a task sums: its group, and the first channels of x and of y, and how many of each there are."""
+    """What a task sums: its group, and the first channels in rows and in columns, and how many of each there are."""
 
     group: Value
     row: Value
@@ -220,53 +200,20 @@ class _Kernel:
             boxes = f.split(number, [a.boxes for a in box.axes])
             start = [f.mul(b, a.box) for b, a in zip(boxes, box.axes, strict=True)]
             counts = [f.min(f.sub(a.out, s), a.box) for s, a in zip(start, box.axes, strict=True)]
-            x, y = self._corner(here)
-            self._pack_x(x, here.rows, start)
-            self._pack_y(y, here.columns, start, counts)
+            corner, functions = self._corner(here), self.functions
+            packing = Packing(f, self.at, plan, functions.packers, functions.tables["runs"], start, counts)
+            packing.pack(corner, (here.rows, here.columns))
             self._sum_box(sums, f.choose(f.test("eq", number, first), 1, 0), counts)
         if slices == 1:
             with f.loop(0, self.pieces) as piece:
                 self._write(here, sums, piece)
 
-    def _pack_x(self, x: str, rows: Value, start: list[Value]) -> None:
-        """Rows of a box of x: packed as such, or packed and transposed."""
-        f, box, functions = self.f, self.plan.box, self.functions
-        storage, runs = functions.inputs.storage, len(box.runs)
-        to = self.at["x" if box.row_packed and functions.split_x is None else "x_raw"]
-        pitch = 1 if box.row_packed else box.x_pack.pitch
-        with f.loop(0, runs) as run:
-            table = f.at(functions.tables["runs"], f.mul(run, len(start)), "i64")
-            corner = [
-                f.add(f.mul(s, a.in_stride), f.load(f.at(table, i, "i64"), "i64", 8))
-                for i, (s, a) in enumerate(zip(start, box.axes, strict=True))
-            ]
-            f.call(functions.pack_x, x, f.at(to, f.mul(run, box.run_entries * pitch), storage), *corner, rows)
-        if box.row_packed:
-            f.call(functions.end_x, to, rows)
-            if functions.split_x is not None:
-                f.call(functions.split_x, to, self.at["x"], rows)
-            return
-        entries = runs * box.run_entries
-        f.call(functions.clear, f.at(to, entries * pitch, storage), (box.x_pitch - entries) * pitch)
-        f.call(functions.end_x, to, self.at["x"])
-
-    def _pack_y(self, y: str, columns: Value, start: list[Value], counts: list[Value]) -> None:
-        """Pairs of positions of a box of y."""
-        f, box, functions = self.f, self.plan.box, self.functions
-        if functions.pack_y is None:
-            at = f.add(*(f.mul(s, step) for s, step in zip(start, box.y_steps, strict=True)))
-            source = f.at(y, at, functions.inputs.storage)
-        else:
-            source = self.at["y_raw"]
-            f.call(functions.pack_y, y, source, *start, columns)
-        f.call(functions.pair_y, source, self.at["y"], *counts, columns)
-
     def _corner(self, here: _Place) -> tuple[str, str]:
-        """Where the first channels of a part are, in x and in y."""
+        """Where the first channels of a part are, in the tensor of the rows and in that of the columns."""
         f, sides, storage = self.f, self.plan.sides, self.functions.inputs.storage
         places = []
-        x, y = "yx" if sides.swapped else "xy"
-        for name, first, step in ((x, here.row, sides.x_channel), (y, here.column, sides.y_channel)):
+        rows, columns = "yx" if sides.swapped else "xy"
+        for name, first, step in ((rows, here.row, sides.row_channel), (columns, here.column, sides.column_channel)):
             at = f.add(f.mul(here.group, step[0]), f.mul(first, step[1]))
             places.append(f.at(self.frame.tensors[name], at, storage))
         return places[0], places[1]
@@ -283,13 +230,15 @@ class _Kernel:
             f.loop(0, len(plan.weights)) as tap,
         ):
             entry = f.load(f.at(self.functions.tables["entries"], tap, "i64"), "i64", 8)
-            x = f.at(self.at["x"], f.add(f.mul(r, box.x_pitch), entry), "i16")
+            of_x, of_y = (self.at["x"], entry), (self.at["y"], 0)
+            (rows, row_start), (pairs, pair_start) = (of_y, of_x) if box.x_paired else (of_x, of_y)
+            left = f.at(rows, f.add(f.mul(r, box.row_pitch), row_start), "i16")
             first = f.mul(column, plan.block)
-            y = f.at(self.at["y"], f.mul(first, PAIRS), plan.sum)
+            right = f.at(pairs, f.add(f.mul(first, box.pair_steps.channel), pair_start), plan.sum)
             to = f.at(sums, f.add(f.mul(tap, plan.tap_step), f.mul(r, plan.row_step), first), plan.sum)
             is_last = f.test("eq", column, blocks - 1)
             tile, last = self.functions.tile, self.functions.last_tile
-            f.call_either(is_last, last, tile, x, y, to, fresh, *counts[:flat], steps, *self.file)
+            f.call_either(is_last, last, tile, left, right, to, fresh, *counts[:flat], steps, *self.file)
 
     # Results.
 
@@ -306,13 +255,13 @@ class _Kernel:
     def _write(self, here: _Place, sums: str, piece: Value) -> None:
         """Write a piece of the sums of a part: some rows of all taps, or all rows of a tap."""
         f, plan, sides = self.f, self.plan, self.plan.sides
-        group, x_step, y_step = sides.w_channel
-        at = f.add(f.mul(here.group, group), f.mul(here.row, x_step), f.mul(here.column, y_step))
+        group, row_step, column_step = sides.w_channel
+        at = f.add(f.mul(here.group, group), f.mul(here.row, row_step), f.mul(here.column, column_step))
         if plan.parts.taps_inside:
             first = f.mul(piece, PIECE)
             rows = f.min(f.sub(here.rows, first), PIECE)
             source = f.at(sums, f.mul(first, plan.row_step), plan.sum)
-            at = f.add(at, f.mul(first, x_step))
+            at = f.add(at, f.mul(first, row_step))
             taps: tuple[Value, int] = (0, len(plan.weights))
             counts = [1, 1, rows, len(plan.weights)]
         else:
@@ -331,10 +280,13 @@ class _Kernel:
         f, plan, repair, storage = self.f, self.plan, self.functions.repair, self.functions.inputs.storage
         if repair is None:
             raise ValueError("nothing of this plan is to be repaired")
-        x, y = self._corner(here)
+        row, column = self._corner(here)
         with f.loop(0, rows[1]) as r, f.loop(0, taps[1]) as t, f.loop(0, here.columns, plan.lanes) as c:
             place = f.at(source, f.add(f.mul(r, plan.row_step), f.mul(t, plan.tap_step), c), plan.sum)
-            x_at = f.at(x, f.mul(f.add(rows[0], r), plan.sides.x_channel[1]), storage)
-            y_at = f.at(y, f.mul(c, plan.sides.y_channel[1]), storage)
-            left = f.min(f.sub(here.columns, c), plan.lanes)
-            repair.repair(f, x_at, y_at, f.add(taps[0], t), place, left)
+            row_at = f.at(row, f.mul(f.add(rows[0], r), plan.sides.row_channel[1]), storage)
+            column_at = f.at(column, f.mul(c, plan.sides.column_channel[1]), storage)
+            left, tap = f.min(f.sub(here.columns, c), plan.lanes), f.add(taps[0], t)
+            if plan.box.x_paired:
+                start = f.load(f.at(self.functions.tables["starts"], tap, "i64"), "i64", 8)
+                column_at = f.at(column_at, start, storage)
+            repair.repair(f, row_at, column_at, tap, place, left)

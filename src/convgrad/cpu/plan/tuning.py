@@ -160,6 +160,17 @@ class DepthwiseTuning:
 
 
 @dataclass(frozen=True)
+class SideCosts:
+    """What x and y of w cost on tile registers, in cycles: which of them is in pairs follows from it."""
+
+    torn: int = (
+        16  # that a step takes longer for each tile on the left whose rows cross lines: 10 to 20, Emerald Rapids
+    )
+    line: int = 4  # in which a line is packed: assumed
+    by_blocks: bool = True  # pairs of x lie together for a block of tiles, so that a step reads few pages: assumed
+
+
+@dataclass(frozen=True)
 class RegisterTuning:
     """Tile registers, in cycles, from Intel's documents; an Emerald Rapids took 16 for a product, too.
 
@@ -183,6 +194,7 @@ class RegisterTuning:
     near: int = 44 << 10  # bytes of weights that mostly stay in the first-level cache: 41 KiB did, by 1x3 tiles
     sums: float = 0.5  # part of the second-level cache that the sums of a part of w take
     fetches_step: bool = True  # what the next step of w loads: 1 to 1.2 times as fast; y and x were slower with it
+    sides: SideCosts = SideCosts()
 
 
 @dataclass(frozen=True)
