@@ -291,6 +291,44 @@ def errors() -> Iterator[str]:
             print(f"  {name} {role}: {', '.join(told)}")
 
 
+def infinities() -> Iterator[str]:
+    """An infinity in the data spoils the results whose windows contain it, and no others: an infinite sum stays one."""
+    import torch
+
+    import convgrad
+
+    for name in ("dense", "pointwise", "3D", "depthwise"):
+        _, _, stride, pad, groups = LAYERS[name]
+        how = ([*stride], [*pad], [1] * len(stride), False, [0] * len(stride), groups)
+        for dtype, precision in (
+            ("float32", "bf16x6"),
+            ("float32", "tf32"),
+            ("float32", "ieee"),
+            ("bfloat16", "default"),
+        ):
+            convgrad.set_float32_precision(precision)
+            for given, role in ("xy", "yx"):
+                _, tensors, step = steps(name, getattr(torch, dtype), True)
+                for tensor in tensors.values():
+                    tensor.normal_()
+                tensors[given].select(0, 0).select(0, 1).view(-1)[5] = torch.inf
+                tensors[given].select(0, -1).select(0, 0)[(-1,) * len(stride)] = -torch.inf
+                tensors[role].fill_(torch.nan)
+                step(role)()
+                found = tensors[role].cpu().double()
+                x, w, y = (tensors[r].cpu().double() for r in "xwy")
+                if role == "y":
+                    right = torch.ops.aten.convolution(x, w, None, *how)
+                else:
+                    mask = [True, False, False]
+                    right = torch.ops.aten.convolution_backward(y, x, w, None, *how, mask)[0]
+                if not torch.equal(found.isfinite(), right.isfinite()):
+                    yield f"{name} {dtype} {precision} {role}: {int((found.isfinite() != right.isfinite()).sum())} spoilt"
+                elif not torch.equal(found[right.isinf()], right[right.isinf()]):
+                    yield f"{name} {dtype} {precision} {role}: an infinite sum became something else"
+    convgrad.set_float32_precision("default")
+
+
 def descriptors() -> Iterator[str]:
     """Blocks copied by tensor maps, launched directly and by Triton; what it takes the host."""
     import torch
@@ -426,6 +464,7 @@ def main() -> int:
         "descriptors": descriptors,
         "same_bits": same_bits,
         "errors": errors,
+        "infinities": infinities,
         "beyond": beyond,
         "sanitized": lambda: sanitized(asked.jobs),
         "random_calls": lambda: random_calls(asked.first, asked.count, asked.seconds, asked.jobs),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import triton
 from gpu_problems import NXC, PROBLEMS
+from triton.backends.compiler import GPUTarget
 
 from convgrad.gpu import compile as compiler
 from convgrad.gpu.plan import blocks, choose, registry, relaid
@@ -240,6 +241,18 @@ def test_precisions_compile(precision):
     plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "f32")), target, precision)
     assert plan.precision == precision
     assert ("mma" in compiler.build(plan.launches[0], target, True).asm["ptx"]) == (precision != "ieee")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "wanted"), [("dense", "x"), ("stem", "w"), ("depthwise", "y")])
+def test_portable_kernels_compile_for_gpus_of_amd(name, wanted):
+    """Nothing is computed there, but nothing in these kernels stands in the way either."""
+    plan = choose.plan(Problem.parse(LAYERS[name].format(wanted, "f32")), of_kind("sm_80"))
+    for launch in plan.launches:
+        target, options = GPUTarget("hip", "gfx942", 64), {"num_warps": launch.warps, "num_stages": 2}
+        kernel = triton.compile(compiler.source(launch, aligned=True), target, options)
+        assert kernel.metadata.shared <= 64 << 10
+        assert len(kernel.asm["hsaco"])
 
 
 @pytest.mark.parametrize("swizzle", [128, 64])
