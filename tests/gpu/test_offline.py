@@ -244,10 +244,9 @@ def test_precisions_compile(precision):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "wanted"), [("dense", "x"), ("stem", "w"), ("depthwise", "y")])
-def test_portable_kernels_compile_for_gpus_of_amd(name, wanted):
+def test_portable_kernels_compile_for_gpus_of_amd():
     """Nothing is computed there, but nothing in these kernels stands in the way either."""
-    plan = choose.plan(Problem.parse(LAYERS[name].format(wanted, "f32")), of_kind("sm_80"))
+    plan = choose.plan(Problem.parse(LAYERS["dense"].format("x", "f32")), of_kind("sm_80"))
     for launch in plan.launches:
         target, options = GPUTarget("hip", "gfx942", 64), {"num_warps": launch.warps, "num_stages": 2}
         kernel = triton.compile(compiler.source(launch, aligned=True), target, options)
