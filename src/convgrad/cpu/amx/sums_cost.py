@@ -12,8 +12,8 @@ from ..plan.tuning import SideCosts
 from .records import Box, SumParts, TileSums
 from .tiles import COLUMNS, STEP, Block, loads
 
-# Cycles in which a line of memory is packed, in units of `SideCosts.line`. With these, the slower way was taken for four
-# of 28 layers on an Emerald Rapids, by 2 to 13%.
+# Cycles in which a line of memory is packed, in units of `SideCosts.line`. By these, four of 28 layers on an Emerald
+# Rapids took the slower way, by 2 to 13%.
 COPIED, TRANSPOSED, PAIRED = 1, 3, 1
 
 
