@@ -36,14 +36,19 @@ def pack(launch: Any, w: np.ndarray) -> np.ndarray:
     else:
         group, c = divmod(share * n.share_made + j, n.group_made)
         has = has & (j < n.share_made) & (share * n.share_made + j < n.made) & (tap >= 0)
-    for k in range(n.depth):
-        summed = share * n.window // 8 * 8 + k
+    for k, channel in enumerate(even_first(n.depth) if n.EVEN_FIRST else range(n.depth)):
+        summed = share * n.window // 8 * 8 + channel
         kept = has & (summed // n.group_summed == group)
         place = sum(i * s for i, s in zip((group, c, summed % n.group_summed, *at), n.strides, strict=True))
         values = w[np.broadcast_to(place, kept.shape)[kept]]
         for part, each in enumerate(parts_of(values, n.PARTS)):
             found[:, part, :, k][kept] = each
     return found.reshape(-1)
+
+
+def even_first(count: int) -> list[int]:
+    """Channels in the order in which f32 comes through registers."""
+    return [start + at for start in range(0, count, 8) for at in (0, 2, 4, 6, 1, 3, 5, 7)]
 
 
 def needed(n: Any, view: Any, first: tuple[int, ...], rows: int) -> list[range]:
@@ -97,6 +102,8 @@ def sums(launch: Any, memory: dict[str, np.ndarray], number: int) -> tuple[np.nd
                 box.append(copy(seen(halo, memory[halo.tensor]), [at[0] + n.BOX[0], *at[1:]], halo.block, (1,) * 5))
             box = [b.swapaxes(3, 4) for b in box] if n.BOX[LINES] else box
             left = np.concatenate([b.reshape(-1, n.DEPTH) for b in box])
+            if n.BOX[LINES] and source.dtype == "f32":
+                left = left[:, even_first(n.DEPTH)]
             along = k1 * (n.ROWS if rows > 1 or n.LOOPS == 1 else 1)
             taps = [view[TAP + a] + k * n.KSTEP[a] for a, k in enumerate((k0, along, k2))]
             for use in range(rows * (n.PARTS - part)):

@@ -309,6 +309,10 @@ LINES = {
     "lines of groups": "bf16 n2 g3 cx24 cy8 x3x24 w2x1 y4x24 s1x1 d1x1 p1x0",
     "lines, then channels": "bf16 n2 g1 cx16 cy16 x5x24 w3x1 y5x24 s1x1 d1x1 p1x0 {}@nxc",
     "lines, 3D": "bf16 n2 g1 cx16 cy8 x3x4x16 w2x3x1 y4x4x16 s1x1x1 d1x1x1 p1x1x0",
+    "lines in f32": "f32 n3 g1 cx20 cy36 x6x8 w3x1 y6x8 s1x1 d1x1 p1x0 bias",
+    "lines in f32, pointwise": "f32 n3 g1 cx24 cy40 x6x6 w1x1 y6x6 s1x1 d1x1 p0x0 w@xio accumulate",
+    "lines in f32, rows by phases": "f32 n2 g1 cx16 cy12 x9x8 w3x1 y5x8 s2x1 d1x1 p1x0",
+    "lines of groups in f32": "f32 n2 g3 cx24 cy8 x3x12 w2x1 y4x12 s1x1 d1x1 p1x0",
 }
 """Channels first, where taps begin at multiples of 16 bytes; so are results, unless channels last are named."""
 
@@ -372,7 +376,7 @@ def test_boxes_and_taps_make_the_sums(name, wanted):
     before = memory[wanted]
     if problem.accumulate:
         expected += seen_as(wanted)
-    for plan in few(problem, "bf16x6", 3, name in LINES):
+    for plan in few(problem, "tf32" if name in LINES else "bf16x6", 3, name in LINES):
         memory[wanted] = before.copy() if problem.accumulate else np.full(before.shape, np.nan)
         gathers.compute(plan, memory, bias)
         assert np.array_equal(seen_as(wanted), expected), (str(plan), plan.why)
@@ -458,6 +462,31 @@ def test_channels_first_are_read_as_they_lie(name, wanted):
     flags = set(re.findall(r"wgmma\.mma_async[^;]*, ([01]), ([01]);", kernel.asm["ptx"]))
     assert {a for a, _ in flags} == {"0" if wanted == "w" else "1"}, "whether pixels of the left operand lie by columns"
     assert wanted == "w" or sums.constant("STORE") == "lines"
+
+
+IN_TF32 = {
+    "pointwise": "{} f32 n128 g1 cx64 cy256 x56x56 w1x1 y56x56 s1x1 d1x1 p0x0",
+    "images of 196 pixels": "{} f32 n128 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0",
+    "halo": "{} f32 n64 g1 cx64 cy48 x56x56 w3x1 y56x56 s1x1 d1x1 p1x0",
+}
+
+
+@pytest.mark.parametrize(("name", "wanted"), slow_but([("pointwise", "x")], list(product(IN_TF32, "xyw"))))
+def test_channels_first_in_tf32_come_through_registers(name, wanted):
+    """No copies: the matrix units take lines of y and x of weight gradients, and of all others the left side."""
+    plan = registry.make_plan(Problem.parse(IN_TF32[name].format(wanted)), TARGET, "tf32")
+    assert plan.level == "channels first on Hopper"
+    assert not any(launch.kernel == "relay" for launch in plan.launches)
+    sums = next(launch for launch in plan.launches if launch.kernel in ("gather", "weights_boxes"))
+    kernel = compiler.build(sums, TARGET, aligned=True)
+    assert spills(kernel) == 0
+    assert kernel.metadata.shared <= TARGET.shared
+    products = re.findall(r"wgmma\.mma_async[^;]*k8\.f32\.tf32\.tf32 [^;]*?\}, ?([{%])", kernel.asm["ptx"])
+    assert set(products) == {"{"}, "the left side is in registers"
+    assert ("ldmatrix" in kernel.asm["ptx"]) == (wanted == "w"), "pixels by channels are read one by one"
+    # Either group of warps waits for the products of a box and a tap, and once more at the end; not for each of them.
+    code, taps = machine_code(kernel), dict(sums.constants).get("ROWS", 1)
+    assert 2 <= code.count("DEPBAR.LE gsb0, 0x0") <= 2 * (taps + 1) < code.count("HGMMA")
 
 
 @pytest.mark.parametrize("name", slow_but(["stem"], ONLY_Y))

@@ -98,6 +98,9 @@ LINES = {
     "lines of every second row": "w bf16 n1 g1 cx24 cy16 x11x24 w3x1 y6x24 s2x1 d1x1 p1x0",
     "lines of groups": "w bf16 n2 g2 cx40 cy24 x4x24 w2x1 y5x24 s1x1 d1x1 p1x0",
     "lines in 3D": "w bf16 n2 g1 cx24 cy16 x3x4x8 w2x3x1 y4x4x8 s1x1x1 d1x1x1 p1x1x0 out:f32",
+    "lines in f32": "w f32 n2 g1 cx72 cy40 x6x16 w3x1 y6x16 s1x1 d1x1 p1x0",
+    "pointwise lines in f32": "w f32 n3 g1 cx64 cy136 x6x6 w1x1 y6x6 s1x1 d1x1 p0x0 w@xio",
+    "lines of groups in f32": "w f32 n2 g2 cx40 cy20 x4x20 w2x1 y5x20 s1x1 d1x1 p1x0",
 }
 """Channels first, where taps begin at multiples of 16 bytes."""
 

@@ -93,6 +93,18 @@ CUDA = Device("cuda", 0)
 DEPTHWISE = Problem.parse("w bf16 n8 g64 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
 POINTS = Problem.parse("w bf16 n8 g1 cx512 cy512 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc")
 FEW = Problem.parse("x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0")
+# Whether layers are left to PyTorch: pointwise ones by their channels, transposed ones by their axes.
+FIRST_IN_TF32 = {
+    "x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": True,
+    "w f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": True,
+    "x f32 n8 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0": False,
+    "w f32 n8 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0": False,
+    "x f32 n8 g1 cx512 cy1024 x28x28 w1x1 y14x14 s2x2 d1x1 p0x0": False,
+    "x f32 n8 g1 cx64 cy64 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1": False,
+    "y f32 n8 g1 cx512 cy256 x2056 w16 y256 s8 d1 p4": True,
+    "y f32 n8 g1 cx256 cy512 x32x32 w4x4 y16x16 s2x2 d1x1 p1x1": False,
+    "w f32 n8 g1 cx64 cy128 x32x32 w2x2 y16x16 s2x2 d1x1 p0x0": False,
+}
 FLOAT32 = {"dtype": "f32", "out_dtype": "f32"}
 
 
@@ -116,6 +128,13 @@ def test_rules_are_of_a_way_of_taking_products(monkeypatch):
     convgrad.set_float32_precision("tf32x3")
     assert "products in tf32x3 have not been measured" in policy.hindrance(FEW, CUDA, "fast")
     assert not policy.hindrance(DEPTHWISE, CUDA, "fast"), "there are none of f32"
+
+
+def test_layers_in_tf32_with_channels_first_are_taken_but_for_few_kinds(monkeypatch):
+    monkeypatch.setattr(policy.gpu, "machine", lambda device: of_kind("sm_90"))
+    allow("tf32")
+    for text, left in FIRST_IN_TF32.items():
+        assert bool(policy.hindrance(Problem.parse(text), CUDA, "fast")) == left, text
 
 
 @pytest.mark.parametrize("kind", ["sm_80", "sm_89", "sm_100"])

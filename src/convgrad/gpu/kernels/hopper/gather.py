@@ -7,6 +7,10 @@ where it leaves the tensor, zeros arrive. So padding is never looked at, and no 
 Rows lie outermost in a box. With a halo, the box of the input has more rows than the tile, and ROWS taps read it, each
 from its own row on. Taps that bring padding alone to a tile are left out.
 
+Matrix units take pixels that lie innermost by columns, but not those of f32, which come through registers. There,
+channels with even numbers come before odd ones, in every eight: four neighbours would meet in two banks of shared
+memory. Weights are packed in the same order.
+
 f32 comes in three parts, each bf16, which lie one after another in images and in taps. Six of their nine products are
 taken: the others are less than what sums round off.
 
@@ -330,6 +334,23 @@ def load(
 
 
 @gluon.jit
+def in_registers(lines, COLUMNS: gl.constexpr):
+    """Pixels by channels of f32, of which those with even numbers come first in every eight."""
+    DEPTH: gl.constexpr = lines.shape[0]
+    HALF: gl.constexpr = lines.shape[1]
+    # As OPERAND has them, but for the order of channels.
+    ROWS: gl.constexpr = [[64, 0]] if HALF == 128 else []
+    DEEP: gl.constexpr = [[0, 8], [0, 16]] if DEPTH == 32 else [[0, 8]] if DEPTH == 16 else []
+    READ: gl.constexpr = gl.DistributedLinearLayout(
+        [[8, 0], [0, 1]] + DEEP + ROWS, [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [HALF, DEPTH]
+    )
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 8]), 1)
+    values = lines.permute((1, 0)).load(READ)
+    values = values.reshape([HALF, DEPTH // 8, 4, 2]).permute((0, 1, 3, 2)).reshape([HALF, DEPTH])
+    return gl.convert_layout(values, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
 def product(
     acc,
     stage,
@@ -353,12 +374,17 @@ def product(
     slot = ib % B_STAGES
     mbarrier.wait(b_full.index(slot), 0 if RESIDENT else (ib // B_STAGES) & 1)
     left = a_room.index(stage * UNITS + (back * ROW + GROUP * HALF) // 8)
+    right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
     if BOX[LINES]:
         lines = left._reinterpret(dtype, [DEPTH, HALF], gl.NVMMASharedLayout(line_bytes(BOX, BITS), BITS, 2))
+        if BITS == 32:
+            held = in_registers(lines, acc.shape[1])
+            acc = warpgroup_mma(held, right, acc, is_async=True)
+            acc, _ = warpgroup_mma_wait(0, [acc, held])
+            return acc
         left = lines.permute((1, 0))
     else:
         left = left._reinterpret(dtype, [HALF, DEPTH], gl.NVMMASharedLayout(DEPTH * BITS // 8, BITS, 2))
-    right = b_room.index(slot) if ACROSS else b_room.index(slot).permute((1, 0))
     acc = warpgroup_mma(left, right, acc, is_async=True)
     return warpgroup_mma_wait(1, [acc])
 

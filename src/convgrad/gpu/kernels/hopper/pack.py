@@ -31,6 +31,7 @@ def pack(
     DILATION: tl.constexpr,
     INNER: tl.constexpr,
     ROUND: tl.constexpr,
+    EVEN_FIRST: tl.constexpr,  # whether of every eight channels those with even numbers come before odd ones
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -72,7 +73,8 @@ def pack(
         k0 = t0
         k1 = t1
         k2 = t2
-    summed = (share * window // 8 * 8)[:, None] + k[None, :]
+    channel_of = k // 8 * 8 + k % 4 * 2 + k // 4 % 2 if EVEN_FIRST else k
+    summed = (share * window // 8 * 8)[:, None] + channel_of[None, :]
     reads = has[:, None] & (summed // group_summed == group[:, None])
     at = group * strides[0] + c * strides[1] + k0 * strides[3] + k1 * strides[4] + k2 * strides[5]
     values = tl.load(w + at[:, None] + (summed % group_summed) * strides[2], mask=reads, other=0.0)

@@ -384,6 +384,10 @@ def some_of_x(
     SHIFT: gl.constexpr = HALO // (WALK[TAPS] - 1) if HALO else 0
     STEPS: gl.constexpr = WALK[BOX] * SIDE // SOME
     SUM: gl.constexpr = FIRST + NUMBER // STEPS
+    if WALK[LINES] == 2:
+        # They lie as they are needed.
+        x = operand(x_blocks, stage, SUM, WALK, 64, HALO, ROOM, LAYOUT)
+        return x.slice(NUMBER % STEPS * SOME, SOME, 1).load(OPERAND)
     # Channels by pixels: OPERAND, with pixels in that order.
     READ: gl.constexpr = gl.DistributedLinearLayout(
         [[8, 0], [0, 1], [0, 8], [0, 16]][: 2 if SOME == 8 else 3 if SOME == 16 else 4],
@@ -532,7 +536,8 @@ def multiply(
     COUNT: gl.constexpr = ALL if SPLIT == 2 else (ALL // 2 if HALF else (ALL + 1) // 2)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 8 if TF32 else 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 1)
-    BLOCKS: gl.constexpr = COLUMNS // y_blocks.shape[1] if TF32 else 1
+    TURNED: gl.constexpr = TF32 and WALK[LINES] == 0
+    BLOCKS: gl.constexpr = COLUMNS // y_blocks.shape[1] if TURNED else 1
     rows = gl.arange(0, 64, gl.SliceLayout(1, SUMS))
     lanes = gl.arange(0, COLUMNS, gl.SliceLayout(0, SUMS)) + (HALF * COLUMNS if SPLIT == 2 else 0)
     at, end = run_of(total)
@@ -559,8 +564,10 @@ def multiply(
                 mbarrier.wait(full.index(stage), phase)
                 y = y_blocks.index((stage * SPLIT + (HALF if SPLIT == 2 else 0)) * BLOCKS)
                 if TF32:
-                    mbarrier.wait(turned.index(stage), phase)
-                    y = y._reinterpret(gl.float32, [COLUMNS, y_blocks.shape[2]], y_blocks.layout).permute((1, 0))
+                    if TURNED:
+                        mbarrier.wait(turned.index(stage), phase)
+                        y = y._reinterpret(gl.float32, [COLUMNS, y_blocks.shape[2]], y_blocks.layout)
+                    y = y.permute((1, 0))
                     sums = products_in_tf32(sums, x_blocks, y, stage, FIRST, COUNT, WALK, HALO, ROOM, LAYOUT, OPERAND)
                     mbarrier.arrive(empty.index(stage), count=1)
                 else:
@@ -611,16 +618,17 @@ def weights_boxes(
     STAGES: gl.constexpr,
     PARTS: gl.constexpr,  # of numbers of f32
     REGISTERS: gl.constexpr,  # of a thread that multiplies
-    TF32: gl.constexpr,  # whether numbers are f32, of which warps turn y
+    TF32: gl.constexpr,  # whether numbers are f32, of which warps turn y where channels lie side by side
 ):
     """The sums of a run of the list, in slots."""
     PIXELS: gl.constexpr = WALK[BOX] * WALK[BOX + 1] * WALK[BOX + 2] * WALK[BOX + 3]
     UNIT: gl.constexpr = ROOM // 8
     BITS: gl.constexpr = y.dtype.primitive_bitwidth
-    X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(BLOCK * BITS // 8, BITS, 2)
+    X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(min(BLOCK * BITS // 8, 128), BITS, 2)
     # In f32, blocks of channels lie one after another, each first as it came, and then by channels.
-    BLOCKS: gl.constexpr = (COLUMNS + 31) // 32 if TF32 else 1
-    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if TF32 else y.layout.swizzle_byte_width, BITS, 2)
+    TURNED: gl.constexpr = TF32 and WALK[LINES] == 0
+    BLOCKS: gl.constexpr = (COLUMNS + 31) // 32 if TURNED else 1
+    Y_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128 if TURNED else y.layout.swizzle_byte_width, BITS, 2)
     INNERMOST: gl.constexpr = TF32 or WALK[LINES]  # pixels
     IN_BLOCK: gl.constexpr = [COLUMNS // BLOCKS, PIXELS] if INNERMOST else [PIXELS, COLUMNS]
     SHAPE: gl.constexpr = [STAGES * PARTS * SPLIT * BLOCKS] + IN_BLOCK
@@ -628,11 +636,11 @@ def weights_boxes(
     x_blocks = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * WALK[UNITS] * UNIT, 8, BLOCK], X_LAYOUT)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turned = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()) if TF32 else full
+    turned = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout()) if TURNED else full
     for i in gl.static_range(STAGES):
         mbarrier.init(empty.index(i), count=2)
         mbarrier.init(full.index(i), count=1)
-        if TF32:
+        if TURNED:
             mbarrier.init(turned.index(i), count=1)
     fence_async_shared()
     # The programs that add slots may take the place of those that are done; what these read, others may write now.
@@ -648,7 +656,7 @@ def weights_boxes(
     channels = (x_group, y_group)
     # fmt: off
     SPARE: gl.constexpr = 504 - 2 * REGISTERS
-    if TF32:
+    if TURNED:
         gl.warp_specialize([
             (multiply, (0, parts, y_blocks, x_blocks, empty, full, turned, sizes, starts,
                         WALK, BLOCK, COLUMNS, SPLIT, HALO, ROOM, STAGES, X_LAYOUT, PARTS, TF32)),

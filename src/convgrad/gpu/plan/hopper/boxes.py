@@ -14,7 +14,7 @@ ROW_STAGES = 8  # of weights that rows share
 # Rows of one of the two groups of warps, and columns: sums take half*columns/128 registers of a thread.
 _SHAPES = ((128, 128), (64, 256), (64, 128), (128, 64), (64, 64), (128, 32), (64, 32), (128, 16), (64, 16))
 
-_LINES = (16, 32, 64)  # pixels of a line in shared memory
+_LINES = (32, 64, 128)  # bytes of a line in shared memory
 
 
 class Shape(NamedTuple):
@@ -40,10 +40,10 @@ class Box(NamedTuple):
     b_stages: int = 0  # blocks of weights
     resident: bool = False  # whether these are all that a program needs
 
-    @property
-    def has_lines(self) -> bool:
-        """Whether pixels may lie innermost: they fill pieces of shared memory, of 32 to 128 bytes of 16 bits."""
-        return self.size[3] in _LINES or (self.size[3] > _LINES[-1] and self.row == self.size[3] and self.size[0] == 1)
+    def has_lines(self, item: int) -> bool:
+        """Whether pixels of so many bytes may lie innermost: they fill pieces of shared memory, of 32 to 128 bytes."""
+        line = self.size[3] * item
+        return line in _LINES or (line > _LINES[-1] and self.row == self.size[3] and self.size[0] == 1)
 
     @property
     def row(self) -> int:

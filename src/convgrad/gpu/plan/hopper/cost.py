@@ -32,7 +32,7 @@ STORED_BYTES = {
     "scattered": 0.4,
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
-NARROW = {16: 1.5, 32: 1.15}  # by the pixels of a line of the input: pieces below 128 bytes come slower
+NARROW = {32: 1.5, 64: 1.15}  # by the bytes of a line of the input: pieces below 128 bytes come slower
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, prod
 
+from ....dtypes import DTYPES
 from ....spec.problem import Problem
 from ...target import Target
 from .. import choose
@@ -53,7 +54,7 @@ def plan_as_it_is(p: Problem, target: Target, precision: str, s: Space) -> Plan 
     if not found:
         return "the stride has too many phases"
     best = min(found, key=lambda candidate: candidate.seconds)
-    store = stored(p, s, best.way, best.shape.columns, best.box.has_lines)
+    store = stored(p, s, best.way, best.shape.columns, best.box.has_lines(DTYPES[p.out_dtype].size))
     if store == "plain" and scatters(p, s, best.way):
         return "results would be written one by one"
     if operands.parts > 1:
@@ -97,14 +98,14 @@ def _follows(p: Problem) -> bool:
 def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candidate]:
     """Boxes and shapes for a way, each with its time."""
     summed = way.window(p)
-    item = way.operands.item
+    item, out_item = way.operands.item, DTYPES[p.out_dtype].size
     for shape in shapes(item, way.operands.parts, way.columns, summed):
         blocks = ceil(summed / shape.depth)
         both = {lines: stored(p, s, way, shape.columns, lines) for lines in (False, True)}
         for box in boxes(shape, way.steps, p.n, way.rows):
-            if s.lines and not box.has_lines:
+            if s.lines and not box.has_lines(item):
                 continue
-            store = both[box.has_lines]
+            store = both[box.has_lines(out_item)]
             label = stores(p, s, way, store)
             room = target.shared - SPARE - staged_bytes(p, shape, store)
             uses = prod(way.views[0].taps) * blocks if len(way.views) == way.operands.parts == 1 else 0
@@ -117,5 +118,5 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
                     expected = seconds(p, way, shape, fitted, target, label)
-                    expected *= NARROW.get(box.size[3], 1.0) if s.lines else 1.0
+                    expected *= NARROW.get(box.size[3] * item, 1.0) if s.lines else 1.0
                     yield Candidate(expected, way, shape, fitted, tiles)

@@ -63,7 +63,7 @@ def settle(p: Problem, s: Space, best: Candidate, target: Target) -> Plan:
         splits = splitting(p, "x" if p.wanted == "y" else "y", PARTS, way.operands.parts)
         launches = (splits.launch, *launches)
         areas += ((PARTS, splits.size),)
-    store = stored(p, s, way, shape.columns, box.has_lines)
+    store = stored(p, s, way, shape.columns, box.has_lines(DTYPES[p.out_dtype].size))
     launches += (gather_launch(p, s, best, weights, store, target),)
     reads = (
         f"{box.rows} taps read one box of {'x'.join(map(str, (box.size[0] + box.more, *box.size[1:])))}"
@@ -290,6 +290,7 @@ def pack_launch(p: Problem, s: Space, best: Candidate, weights: Weights) -> Laun
         ("DILATION", s.dilation),
         ("INNER", way.inner),
         ("ROUND", way.operands.dtype == "f32"),
+        ("EVEN_FIRST", s.lines and way.operands.dtype == "f32"),
         ("PARTS", way.operands.parts),
         ("ROWS", min(PACK_ROWS, shape.columns)),
         ("DEPTH", block if depth % block == 0 else 8),

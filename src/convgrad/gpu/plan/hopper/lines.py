@@ -24,14 +24,14 @@ TOLD = "pixels lie innermost in boxes, as they do in memory"
 
 def plan(p: Problem, target: Target, precision: str) -> Plan | str:
     """The plan for a problem, or why this level does not serve it."""
-    if DTYPES[p.dtype].size != 2:
-        return "matrix units take 16 bits alone by columns"
+    if DTYPES[p.dtype].size != 2 and (p.dtype, precision) != ("f32", "tf32"):
+        return "matrix units take 16 bits alone by columns, and f32 in tf32 through registers"
     p = flat(p)
     if p.w[-1] > 1 or p.pad[-1]:
         return "the copy engine begins lines at multiples of 16 bytes, where taps do not"
     if p.wanted == "w":
         view = weights_view(p)
-        found = view if isinstance(view, str) else weights.best_of(p, [(view, ())], target)
+        found = view if isinstance(view, str) else weights.best_of(p, [(view, ())], target, precision)
     else:
         found = gather.plan_as_it_is(p, target, precision, space(p, lines=True))
     return found if isinstance(found, str) else replace(found, notes=(TOLD, *found.notes))
@@ -72,7 +72,7 @@ def weights_view(p: Problem) -> View | str:
     x, y = weights.in_lines(p, "x", p.cx), weights.in_lines(p, "y", p.cy)
     if isinstance(x, str) or isinstance(y, str):
         return x if isinstance(x, str) else str(y)
-    view = weights.look(p, x, y, 1)
+    view = weights.look(p, x, y, 1, DTYPES[p.dtype].size)
     if isinstance(view, str):
         return view
     if not view.taps.stride[2] == view.x.strides[2] == view.y.strides[2] == 1:

@@ -457,7 +457,7 @@ def _lies_apart(p: Problem) -> bool:
 
 
 def in_lines(p: Problem, role: Role, channels: int) -> Side | str:
-    """A tensor of 16 bits whose pixels lie side by side, as the copy engine takes it, or why it does not."""
+    """A tensor whose pixels lie side by side, as the copy engine takes it, or why it does not."""
     n, g, c, *of = strides(p, role)
     sizes, item = three(p).sizes(role), DTYPES[p.dtype].size
     if of[2] != 1 or (p.g > 1 and g != channels * c):
@@ -744,7 +744,7 @@ def _tiles(view: View, taps: int, item: int) -> Iterator[Ints]:
     x_width = _width(view.x.channels * joined, blocks, item)
     y_width = _width(view.y.channels * joined, blocks, item)
     most = max(16, 1 << (y_width - 1).bit_length())
-    for block in (64, 32, 16) if item == 2 else (32,):
+    for block in (64, 32, 16) if item == 2 else (64,) if "x" in view.lines else (32,):
         if item == 2 and block < 64 and (x_width > block or "x" in view.lines):
             continue
         beside = 64 // block
@@ -823,12 +823,13 @@ def _cycles_in_tf32(cut: Cut) -> float:
     """What a stage in tf32 takes a multiprocessor: products, shared memory or, where these are little, waiting."""
     columns = cut.columns * cut.split
     products = cut.products * cut.pixels / 8 * cut.columns / 2
-    # x is copied to shared memory and read from it for every product, y is copied, turned and read.
-    moved = cut.copied / 2 + (cut.products * 64 + 2 * columns) * cut.pixels * cut.item
+    # x is copied to shared memory and read from it for every product, y is copied, turned and read. Lines need no turn.
+    lines = bool(cut.view.lines)
+    moved = cut.copied / 2 + (cut.products * 64 + (0 if lines else 2 * columns)) * cut.pixels * cut.item
     shared = (moved / SHARED_BYTES + products / 2) * (1.15 if cut.taps > 1 else 1.0)
     waiting = cut.products / 2 * cut.pixels * 6
-    turning = 500 + 170 * columns / min(32, cut.columns)
-    copies = cut.copied / CACHE_BYTES
+    turning = 0.0 if lines else 500 + 170 * columns / min(32, cut.columns)
+    copies = _copies(cut) if lines else cut.copied / CACHE_BYTES
     # Where sums take most registers, what is uneven or leaves taps out has addresses that do not fit beside them.
     full = cut.registers > 160 and (cut.skip or (cut.split == 1 and cut.sums % 2 == 1))
     return max(1.1 * products, 1.08 * shared, waiting, turning, copies) * IN_TF32 * (1.2 if full else 1.0)
