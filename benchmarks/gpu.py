@@ -294,7 +294,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bf16,f32", help="of bf16, f16, f32; of f32 as tf32, tf32x3, bf16x6, ieee")
     parser.add_argument("--layout", default="NXC,NCX")
     parser.add_argument("--direction", default="data,weights", help="of data, weights and forward")
-    parser.add_argument("--layers", default="", help="only those whose name or kind contains this")
+    parser.add_argument("--layers", default="", help="only those whose name or kind contains one of these")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
     parser.add_argument("--json", default="")
@@ -307,7 +307,8 @@ def main() -> int:
 
     torch.backends.cudnn.benchmark = True
     bench = Bench(asked.rounds)
-    layers = [layer for layer in LAYERS if asked.layers in layer.name or asked.layers in layer.kind]
+    words = asked.layers.split(",")
+    layers = [layer for layer in LAYERS if any(word in layer.name or word in layer.kind for word in words)]
     settings = [
         (direction, dtype, layout)
         for dtype in asked.dtype.split(",")
