@@ -81,7 +81,6 @@ class Way(NamedTuple):
     taps: int = 0  # rows of taps of a program, for w
     parts: int = 1
     inside: bool = False  # a thread has the channels of groups
-    registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
     stages: int = 1  # of loads through shared memory, besides those ahead in registers
 
 
@@ -393,7 +392,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("ACCUMULATE", p.accumulate),
     )
     programs = ceil(lanes(p, way) / way.rows) * ceil(across(p, way) / way.columns)
-    return Launch("rows", programs, at.tensors, at.values, constants, way.warps, 1, registers=way.registers)
+    return Launch("rows", programs, at.tensors, at.values, constants, way.warps, 1)
 
 
 def lanes(p: Problem, way: Way) -> int:
@@ -478,7 +477,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
     )
     programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
     tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, is_split(p, way)))
-    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
+    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1)
 
 
 def _power(number: int) -> int:
