@@ -41,8 +41,9 @@ def every_walk(line, name):
 def other(problem, way, rng):
     """A way that nobody would choose."""
     results = rows.walk(problem, way.taps).results
-    way = way._replace(height=int(rng.integers(1, results + 2)), ahead=int(rng.choice([0, 2])), unroll=2)
+    way = way._replace(height=int(rng.integers(1, results + 2)), ahead=int(rng.choice([0, 3])))
     way = way._replace(rows=max(1, way.rows // 2), columns=2 * way.columns, stages=int(rng.choice([1, 3])))
+    way = way._replace(unroll=int(rng.integers(1, 5)))
     if problem.wanted == "w":
         kernel = rows.spatial(problem)[1].w
         way = way._replace(parts=int(rng.integers(1, 5)), taps=int(rng.integers(1, kernel + 1)))
