@@ -17,7 +17,7 @@ from gpu_problems import NXC, PROBLEMS
 from triton.backends.compiler import GPUTarget
 
 from convgrad.gpu import compile as compiler
-from convgrad.gpu.plan import blocks, choose, registry, relaid
+from convgrad.gpu.plan import blocks, choose, registry, relaid, rows
 from convgrad.gpu.plan.records import Descriptor, Launch
 from convgrad.gpu.target import of_kind
 from convgrad.spec import Problem
@@ -175,6 +175,8 @@ WALKS = [
     ("large kernel", "w", "bf16", "sm_90"),
     ("large kernel, pixels", "x", "bf16", "sm_80"),
     ("four of a group", "x", "f32", "sm_90"),
+    ("one dimension", "x", "bf16", "sm_100"),
+    ("one dimension", "w", "f32", "sm_90"),
 ]
 DEPTHWISE = {
     "depthwise": f"{{}} {{}} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
@@ -182,20 +184,25 @@ DEPTHWISE = {
     "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
     "large kernel, pixels": "{} {} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3",
     "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "one dimension": "{} {} n8 g1024 cx1 cy1 x4096 w4 y4099 s1 d1 p3 x@nxc y@nxc",
 }
 
 
 @pytest.mark.parametrize(("name", "wanted", "dtype", "kind"), slow_but(WALKS[3:4], WALKS))
 def test_walks_compile(name, wanted, dtype, kind):
-    """Rows that are kept stay in registers, and neighbours are loaded together."""
-    target = of_kind(kind)
-    plan = registry.make_plan(Problem.parse(DEPTHWISE[name].format(wanted, dtype)), target)
+    """Rows that are kept stay in registers, and neighbours are loaded together, all of them through shared memory."""
+    target, problem = of_kind(kind), Problem.parse(DEPTHWISE[name].format(wanted, dtype))
+    plan = registry.make_plan(problem, target)
     assert plan.level == ("bands" if name == "large kernel, pixels" else "rows")
     kernel = compiler.build(plan.launches[0], target, aligned=True)
     assert spills(kernel) == 0
     assert ".local" not in kernel.asm["ptx"]
     if plan.level == "bands":
         assert "ldmatrix" in kernel.asm["ptx"]
+    elif plan.launches[0].constant("STAGES") > 1:
+        assert re.search(r"cp\.async\.c[ag]\.shared", kernel.asm["ptx"])
+        beside = kernel.metadata.shared - rows.shared(problem, rows.choose(problem, target))
+        assert 0 <= beside <= 2048, "weights may change their layout before the loop"
     elif name != "large kernel":  # a thread has a channel or two of it
         assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import interpreter
 import numpy as np
@@ -13,6 +14,7 @@ from test_interpreted import check
 from convgrad import reference
 from convgrad.dtypes import DTYPES
 from convgrad.gpu.plan import bands, rows
+from convgrad.gpu.target import KNOWN, of_kind
 from convgrad.spec import Problem
 from marks import slow_but
 
@@ -39,8 +41,9 @@ def every_walk(line, name):
 def other(problem, way, rng):
     """A way that nobody would choose."""
     results = rows.walk(problem, way.taps).results
-    way = way._replace(height=int(rng.integers(1, results + 2)), ahead=int(rng.choice([0, 2])), unroll=2)
+    way = way._replace(height=int(rng.integers(1, results + 2)), ahead=int(rng.choice([0, 3])))
     way = way._replace(rows=max(1, way.rows // 2), columns=2 * way.columns, stages=int(rng.choice([1, 3])))
+    way = way._replace(unroll=int(rng.integers(1, 5)))
     if problem.wanted == "w":
         kernel = rows.spatial(problem)[1].w
         way = way._replace(parts=int(rng.integers(1, 5)), taps=int(rng.integers(1, kernel + 1)))
@@ -127,3 +130,85 @@ def test_infinities_keep_to_their_windows(interpreted, wanted, dtype, layout):
     for role in ("x", "y"):
         if role != wanted:
             interpreted(infinite, line, role)
+
+
+FIRST = ""
+H200 = replace(of_kind("sm_90"), clock=1.98, bandwidth=4814.0)
+SMALL = "{} {} n128 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {}"  # of MobileNet
+STRIDED = "{} {} n128 g240 cx1 cy1 x28x28 w5x5 y14x14 s2x2 d1x1 p2x2 {}"  # of EfficientNet
+LARGE = "{} {} n128 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {}"  # of ConvNeXt
+LINE = "{} {} n8 g4096 cx1 cy1 x4096 w4 y4099 s1 d1 p3 {}"  # of Mamba
+REGISTERS, AHEAD, DATA, WEIGHTS = (1, 1, 1), (3, 3, 1), (0, 1, 4), (0, 2, 2)
+
+TAKEN = [
+    # Channels side by side go through shared memory, where memory is what they wait for.
+    (SMALL, "x", "bf16", LAST, DATA, 96),
+    (SMALL, "x", "f32", LAST, DATA, 165),
+    (SMALL, "w", "bf16", LAST, WEIGHTS, 119),
+    (SMALL, "w", "f32", LAST, WEIGHTS, 164),
+    (STRIDED, "x", "bf16", LAST, DATA, 30),
+    (LARGE, "x", "f32", LAST, DATA, 160),
+    # In one dimension four steps wait together.
+    (LINE, "x", "bf16", LAST, (0, 4, 4), 144),
+    (LINE, "x", "f32", LAST, (0, 4, 4), 279),
+    (LINE, "w", "bf16", LAST, (0, 4, 2), 141),
+    (LINE, "w", "f32", LAST, (0, 4, 2), 258),
+    # Instructions are what these wait for.
+    (LARGE, "x", "bf16", LAST, REGISTERS, 159),
+    (STRIDED, "w", "bf16", LAST, REGISTERS, 56),
+    # Runs of pixels stay in registers. Those of w are loaded for two tensors, and were not quicker.
+    (SMALL, "x", "bf16", FIRST, AHEAD, 95),
+    (SMALL, "x", "f32", FIRST, AHEAD, 158),
+    (SMALL, "w", "bf16", FIRST, REGISTERS, 116),
+    (SMALL, "w", "f32", FIRST, REGISTERS, 188),
+    # Images are rows, of which none waits for another.
+    (LINE, "x", "bf16", FIRST, REGISTERS, 173),
+    (LINE, "x", "f32", FIRST, REGISTERS, 284),
+    (LINE, "w", "bf16", FIRST, (0, 1, 1), 153),
+    (LINE, "w", "f32", FIRST, (0, 1, 1), 263),
+]
+"""Layers, by AHEAD, UNROLL and STAGES of what was quickest on an H200 or within 3% of it, and its microseconds."""
+
+
+@pytest.mark.parametrize(("line", "wanted", "dtype", "layout", "how", "measured"), TAKEN)
+def test_the_way_that_was_quickest_is_taken(line, wanted, dtype, layout, how, measured):
+    found = rows.plan(Problem.parse(line.format(wanted, dtype, layout)), H200)
+    launch = found.launches[0]
+    assert tuple(launch.constant(name) for name in ("AHEAD", "UNROLL", "STAGES")) == how
+    assert dict(launch.values)["images"] == (1 if line == LINE and layout == FIRST else 128 if line != LINE else 8)
+    assert found.seconds * 1e6 == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        # Not all pieces have four bytes where the number of channels is odd, but of f32.
+        (SMALL.replace("g192", "g189").format("x", "bf16", LAST), REGISTERS),
+        (SMALL.replace("g192", "g189").format("x", "f32", LAST), DATA),
+        # A step that takes two rows has loads enough on their way.
+        ("y f32 n128 g144 cx1 cy1 x112x112 w3x3 y56x56 s2x2 d1x1 p1x1 x@nxc y@nxc", REGISTERS),
+        # The loop of w hands rows on for longer than a turn, and Triton begins no loads early.
+        ("w f32 n32 g128 cx1 cy1 x56x56 w5x1 y56x56 s1x1 d1x1 p2x0 x@nxc y@nxc", REGISTERS),
+        # There are few steps: an image has more programs instead.
+        ("y f32 n1 g32 cx1 cy1 x112x112 w3x3 y112x112 s1x1 d1x1 p1x1", REGISTERS),
+        # Four channels of a group fill the registers.
+        ("x f32 n64 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 x@nxc y@nxc", REGISTERS),
+        # A walk of one step has no next one.
+        ("x bf16 n1 g1536 cx1 cy1 x2048 w4 y2051 s1 d1 p3", (0, 1, 1)),
+    ],
+)
+def test_ways_of_layers_that_were_not_timed(line, how):
+    way = rows.choose(Problem.parse(line), H200)
+    assert (way.ahead, way.unroll, way.stages) == how
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_three_programs_share_what_there_is(kind):
+    """Their shared memory fits on every kind of GPU; where two stages do not, registers are taken."""
+    target, stages = of_kind(kind), set()
+    for line, wanted, dtype, layout, *_ in TAKEN:
+        problem = Problem.parse(line.format(wanted, dtype, layout))
+        way = rows.choose(problem, target)
+        assert 3 * rows.shared(problem, way) <= target.shared
+        stages.add(way.stages)
+    assert stages > {1, 4}

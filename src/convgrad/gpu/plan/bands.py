@@ -119,6 +119,4 @@ def _launch(p: Problem, way: rows.Way) -> Launch:
         ("BIAS", p.bias_stride is not None),
     )
     programs = ceil(rows.lanes(p, way) / way.rows) * ceil(rows.across(p, way) / way.columns)
-    return Launch(
-        "bands", programs, at.tensors, at.values, constants, way.warps, max(1, way.ahead), registers=way.registers
-    )
+    return Launch("bands", programs, at.tensors, at.values, constants, way.warps, max(1, way.ahead))

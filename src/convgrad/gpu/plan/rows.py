@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 from ...dtypes import DTYPES
@@ -37,8 +37,31 @@ MOST_PARTS = 512
 STEPS = 3
 """What a program costs besides its walk, in steps of it."""
 
+TILE = 0.4
+"""The same of a tile of w, where a row has one tap and nothing is kept from step to step."""
+
 MEMORY_SHARE = 0.87  # of the bandwidth, that copies reach
 ISSUE_SHARE = 0.9
+
+LATENCY = 0.45e-6
+"""Seconds from the beginning of loads to the end of the step that they are for; shared by steps whose loads are on
+their way together."""
+
+ALONE = 1.3
+"""Cycles of an instruction, if its warp is alone."""
+
+WAITS = {"y": 0.65, "x": 0.65, "w": 1.65}
+"""From which on memory is what a walk waits for: its time by that of instructions. Fewer of them were slower with loads
+through shared memory, which take more instructions; most of all those of w, which loads two tensors."""
+
+AHEAD = 3
+"""Steps whose loads are on their way to registers, where memory is what a walk waits for."""
+
+STAGES = {"y": 4, "x": 4, "w": 2}
+"""Blocks of steps, of which all but one are on their way through shared memory."""
+
+FEW_REGISTERS = 80
+"""Of a thread: six programs of four warps run beside each other."""
 
 REGISTERS = 1 << 16
 """Of a multiprocessor."""
@@ -58,7 +81,6 @@ class Way(NamedTuple):
     taps: int = 0  # rows of taps of a program, for w
     parts: int = 1
     inside: bool = False  # a thread has the channels of groups
-    registers: int = 0  # of a thread, at most; 0 leaves it to the compiler
     stages: int = 1  # of loads through shared memory, besides those ahead in registers
 
 
@@ -77,7 +99,7 @@ def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none."""
     if reason := hindrance(p):
         return reason
-    return settle(p, target, choose(p, target))
+    return min((settle(one, target, choose(one, target)) for one in (stacked(p), p)), key=lambda plan: plan.seconds)
 
 
 def hindrance(p: Problem) -> str:
@@ -230,11 +252,8 @@ class Reads(NamedTuple):
     uses: tuple[Ints, ...]
 
 
-def reads(p: Problem, width: int, each: int = 1, least: int = 1) -> Reads:
-    """The columns that a run of so many results needs, each of so many channels; for w, a run of y.
-
-    No piece has fewer than `least` columns, where as many are read at once.
-    """
+def reads(p: Problem, width: int, each: int = 1) -> Reads:
+    """The columns that a run of so many results needs, each of so many channels; for w, a run of y."""
     axis = spatial(p)[2]
     back = p.wanted == "x"
     table: list[list[int | None]] = []
@@ -253,18 +272,13 @@ def reads(p: Problem, width: int, each: int = 1, least: int = 1) -> Reads:
     pieces: list[tuple[int, int]] = []
     for block in dict.fromkeys(at // most for at in needed):
         inside = [at for at in needed if at // most == block]
-        size = min(least, most)
+        size = 1
         while inside[0] // size != inside[-1] // size:
             size *= 2
         pieces.append((inside[0] // size * size, size))
     columns = [first + i for first, size in pieces for i in range(size)]
     uses = tuple(tuple(-1 if at is None else columns.index(at) for at in line) for line in table)
     return Reads(origin, tuple((first, size * each) for first, size in pieces), uses)
-
-
-def least(p: Problem, way: Way) -> int:
-    """Columns of the smallest piece: what goes through shared memory has four bytes at least."""
-    return 4 // DTYPES[p.dtype].size if way.stages > 1 else 1
 
 
 def settle(p: Problem, target: Target, way: Way) -> Plan:
@@ -351,7 +365,7 @@ def over_rows(over: Walk) -> Constants:
 
 def _rows_launch(p: Problem, way: Way) -> Launch:
     at = ends(p, way, way.width)
-    read = reads(p, way.width, at.summed if way.inside else 1, least(p, way))
+    read = reads(p, way.width, at.summed if way.inside else 1)
     constants: Constants = (
         ("KERNEL", tuple(axis.w for axis in spatial(p))),
         ("DEPTH", along(p, spatial(p)[0])),
@@ -378,7 +392,7 @@ def _rows_launch(p: Problem, way: Way) -> Launch:
         ("ACCUMULATE", p.accumulate),
     )
     programs = ceil(lanes(p, way) / way.rows) * ceil(across(p, way) / way.columns)
-    return Launch("rows", programs, at.tensors, at.values, constants, way.warps, 1, registers=way.registers)
+    return Launch("rows", programs, at.tensors, at.values, constants, way.warps, 1)
 
 
 def lanes(p: Problem, way: Way) -> int:
@@ -425,7 +439,7 @@ def weights_values(p: Problem, way: Way) -> Values:
 
 
 def _weights_launch(p: Problem, way: Way) -> Launch:
-    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1, least(p, way))
+    over, read = walk(p, way.taps), reads(p, way.width, p.cx if way.inside else 1)
     values = weights_values(p, way)
     x, y, out = (dict(values)[f"{name}_strides"] for name in ("x", "y", "out"))
     assert isinstance(x, tuple)
@@ -463,7 +477,7 @@ def _weights_launch(p: Problem, way: Way) -> Launch:
     )
     programs = ceil(across(p, way) / way.columns) * ceil(kernel[1] / way.taps) * kernel[0] * way.parts
     tensors = (("x", p.dtype), ("y", p.dtype), out_tensor(p, is_split(p, way)))
-    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1, registers=way.registers)
+    return Launch("rows_weights", programs, tensors, values, constants, way.warps, 1)
 
 
 def _power(number: int) -> int:
@@ -473,10 +487,81 @@ def _power(number: int) -> int:
 
 def choose(p: Problem, target: Target) -> Way:
     """The way for a problem: its tile, and the chunks and parts that are expected to be quickest."""
-    way = _tile(p)
-    pace = pace_of(p, target, way)
-    heights = {ceil(walk(p, way.taps).results / chunks) for chunks in CHUNKS}
-    return quickest(p, target, [way._replace(height=height) for height in sorted(heights, reverse=True)], pace)
+    way = _in_chunks(p, target, _tile(p))
+    other = _in_chunks(p, target, _streaming(p, target, way), way.height)
+    return min((other, way), key=lambda one: seconds(p, target, one, pace_of(p, target, one)))
+
+
+def _in_chunks(p: Problem, target: Target, way: Way, most: int = 0) -> Way:
+    """The same way, in the chunks that are expected to be quickest; of so many steps at most."""
+    results = walk(p, way.taps).results
+    if way.pixels and way.ahead == AHEAD:
+        # Rows are short in memory where pixels lie side by side: all of an image are read at about the same time.
+        most = min(most, 2 * way.unroll + 1)
+    least = ceil(results / most) if most else 1
+    heights = {ceil(results / max(chunks, least)) for chunks in CHUNKS}
+    ways = [way._replace(height=height) for height in sorted(heights, reverse=True)]
+    return quickest(p, target, ways, pace_of(p, target, way))
+
+
+def _streaming(p: Problem, target: Target, way: Way) -> Way:
+    """The same way with loads begun several steps before, where memory is what it waits for."""
+    over = walk(p, way.taps)
+    if over.live == 1:
+        # No row waits for another: for w, programs wait beside each other. A walk of one step has no next one.
+        return way._replace(ahead=0) if way.pixels and (p.wanted == "w" or over.results == 1) else way
+    busy = times(p, target, way, pace_of(p, target, way))
+    # A step that takes several rows has loads enough on their way.
+    if over.down > 1 or p.cx * p.cy > 1 or busy.memory < WAITS[p.wanted] * busy.issue:
+        return way
+    return _ahead(p, way) if way.pixels else _staged(p, target, way)
+
+
+def _ahead(p: Problem, way: Way) -> Way:
+    """The same way with more steps on their way to registers, of which runs of pixels leave enough.
+
+    Their columns of 16 bits, at the sides of runs, could not go through shared memory by themselves. A turn of the loop
+    has as many steps as there are rows that are kept: then nothing moves from register to register.
+    """
+    over = walk(p)
+    ahead = way._replace(ahead=AHEAD, unroll=over.live)
+    fits = over.live <= 4 and way.height + over.extra >= 2 * over.live and registers(p, ahead) <= FEW_REGISTERS
+    return ahead if p.wanted != "w" and fits else way
+
+
+def _staged(p: Problem, target: Target, way: Way) -> Way:
+    """The same way with loads through shared memory: they take no registers, but have four bytes at least."""
+    item = DTYPES[p.dtype].size
+    if together(p, way) * item < 4:
+        return way
+    steps = 2 if p.wanted == "w" else 1
+    if sizes_of(p, _walked(p))[2] == 1:
+        steps = 4  # each reads little in one dimension: they wait together, and
+        columns = 256 // item  # what is read lies in longer runs
+        if p.wanted != "w" and across(p, way) % columns == 0:
+            way = way._replace(rows=way.rows * way.columns // columns, columns=columns)
+    if p.wanted == "w" and walk(p, way.taps).live - 1 > steps:
+        return way  # rows of y that are kept beyond a turn of the loop, whose loads Triton would then not begin early
+    for stages in range(STAGES[p.wanted], 1, -1):
+        staged = way._replace(ahead=0, unroll=steps, stages=stages)
+        if 3 * shared(p, staged) <= target.shared:
+            return staged
+    return way
+
+
+def together(p: Problem, way: Way) -> int:
+    """Channels that a thread reads at once, of those that lie side by side."""
+    roles: tuple[Role, ...] = ("x", "y") if p.wanted == "w" else ("x",) if p.wanted == "y" else ("y",)
+    numbers = [number for role in roles for number in strides(p, role) if number != 1]
+    return gcd(way.rows * way.columns // (32 * way.warps), across(p, way), *numbers)
+
+
+def shared(p: Problem, way: Way) -> int:
+    """Bytes of shared memory of a program: what is on its way."""
+    over, depth = walk(p, way.taps), spatial(p)[0]
+    columns = over.down * sum(size for _, size in reads(p, way.width).pieces)
+    columns = columns + way.width if p.wanted == "w" else columns * depth.w
+    return (way.stages - 1) * way.unroll * columns * way.rows * way.columns * DTYPES[p.dtype].size
 
 
 def quickest(p: Problem, target: Target, ways: Iterable[Way], pace: Pace) -> Way:
@@ -499,19 +584,26 @@ class Pace(NamedTuple):
     at_once: int  # programs
     across: int  # programs beside each other, for channels and taps
     end: float  # what a program costs besides its walk, in steps
-    latency: float = 0.45e-6  # seconds of a step if nothing else takes longer
+    latency: float = LATENCY  # seconds of a step if nothing else takes longer
+    tile: float = STEPS  # what a tile of w costs besides its walk, in steps
+    overlap: float = 1.5  # of memory, instructions and latency: the larger, the less each adds to the longest
 
 
-def seconds(p: Problem, target: Target, way: Way, pace: Pace) -> float:
-    """What a way is expected to take: memory, instructions and latency, which overlap in part.
+class Times(NamedTuple):
+    """Seconds that a way would take if nothing else took any."""
 
-    Fitted to 80 times of 20 layers on an H200, of which it is 17% away in the mean.
-    """
-    tiles, over = ceil(lanes(p, way) / way.rows), walk(p, way.taps)
-    steps = way.height + over.extra
+    memory: float
+    issue: float
+    waiting: float
+
+
+def times(p: Problem, target: Target, way: Way, pace: Pace) -> Times:
+    """What memory, instructions and latency of a way take."""
+    tiles = ceil(lanes(p, way) / way.rows)
+    steps = ceil((way.height + walk(p, way.taps).extra) / way.unroll) * way.unroll
     if p.wanted == "w":
         programs = pace.across * way.parts
-        walked = ceil(tiles / way.parts) * (steps + STEPS) + pace.end
+        walked = ceil(tiles / way.parts) * (steps + pace.tile) + pace.end
         rounds = programs / pace.at_once + 0.5 if programs > pace.at_once else 1.0
     else:
         programs, walked = pace.across * tiles, steps + pace.end
@@ -519,8 +611,17 @@ def seconds(p: Problem, target: Target, way: Way, pace: Pace) -> float:
     memory = p.bytes / (target.bandwidth * 1e9 * MEMORY_SHARE)
     issued = programs * way.warps * walked * pace.instructions
     issue = ISSUE_SHARE * issued / (4 * target.multiprocessors * target.clock * 1e9)
-    waiting = rounds * walked * pace.latency
-    time = float((memory**1.5 + issue**1.5 + waiting**1.5) ** (2 / 3)) + LAUNCH
+    return Times(memory, issue, rounds * walked * pace.latency)
+
+
+def seconds(p: Problem, target: Target, way: Way, pace: Pace) -> float:
+    """What a way is expected to take: memory, instructions and latency, which overlap in part.
+
+    Fitted to 80 times of 20 layers on an H200, of which it was 17% away in the mean, and to 360 of other ways of four
+    layers; of those that are chosen it is 7% away.
+    """
+    alone = times(p, target, way, pace)
+    time = float(sum(one**pace.overlap for one in alone) ** (1 / pace.overlap)) + LAUNCH
     return time + (finish_seconds(target, p.size("w"), way.parts, p.dtype) if way.parts > 1 else 0.0)
 
 
@@ -530,7 +631,7 @@ def pace_of(p: Problem, target: Target, way: Way) -> Pace:
     elements = max(1, way.rows * way.columns // (32 * way.warps))
     pairs = p.cx * p.cy if way.inside else 1
     given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
-    pieces = reads(p, way.width, given if way.inside else 1, least(p, way)).pieces
+    pieces = reads(p, way.width, given if way.inside else 1).pieces
     summed = 1 if way.inside or p.wanted == "w" else given
     rows_read = over.down * summed * (1 if p.wanted == "w" else depth.w)
     read = rows_read * sum(size for _, size in pieces)
@@ -541,10 +642,14 @@ def pace_of(p: Problem, target: Target, way: Way) -> Pace:
     else:
         products, written = prod(p.w) * summed * way.width, over.up * way.width
         products //= column.stride if over.up > 1 else 1
-        end = 0 if over.results == 1 else 1 if way.pixels else STEPS
+        end = 0.5 if over.results == 1 else 1 if way.pixels else STEPS
     count = elements * (products * pairs + read + written * (made if way.inside else 1))
     instructions = count + 5 * rows_read * len(pieces) + 2 * written + 30
-    return Pace(instructions, resident(target, registers(p, way), way.warps), tiles, end)
+    pace = Pace(instructions, resident(target, registers(p, way), way.warps, shared(p, way)), tiles, end)
+    early = (way.stages - 1) * way.unroll if way.stages > 1 else way.ahead
+    if early > 1:
+        return pace._replace(latency=LATENCY / early + ALONE * instructions / (target.clock * 1e9), overlap=2)
+    return pace._replace(tile=TILE, overlap=2) if p.wanted == "w" and over.live == 1 and not early else pace
 
 
 def registers(p: Problem, way: Way) -> int:
@@ -554,21 +659,21 @@ def registers(p: Problem, way: Way) -> int:
     elements = way.rows * way.columns // (32 * way.warps)
     given, made = (p.cx, p.cy) if p.wanted != "x" else (p.cy, p.cx)
     own = made if way.inside else 1
-    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1, least(p, way)).pieces)
+    read = sum(size for _, size in reads(p, way.width, given if way.inside else 1).pieces)
     if p.wanted == "w":
         kept = way.taps * column.w * pairs + over.live * way.width * own
         coming = over.down * read + way.width * own
     else:
         summed = given if not way.inside else 1
         kept = over.live * way.width * own + prod(p.w) * summed * pairs
-        coming = over.down * read * summed
+        coming = over.down * read * summed * spatial(p)[0].w
     return elements * (kept + read + way.ahead * coming // 2) + (12 if way.pixels else 24)
 
 
-def resident(target: Target, registers: int, warps: int) -> int:
+def resident(target: Target, registers: int, warps: int, shared: int = 0) -> int:
     """Programs that run at once."""
     each = (REGISTERS // (32 * warps)) // max(32, ceil(min(registers, 255) / 8) * 8)
-    return target.multiprocessors * max(1, min(each, 48 // warps))
+    return target.multiprocessors * max(1, min(each, 48 // warps, target.shared // max(shared, 1)))
 
 
 def _tile(p: Problem) -> Way:

@@ -22,6 +22,7 @@ STEP = 24  # cycles of a block of the sum besides its products
 APART = 1.2  # of products of parts: their sums leave the matrix units after every block
 TALL = 1.03  # of a block, where a box of more than 128 positions comes for every tap
 THIN = {2: 1.25, 3: 1.1, 4: 1.02}  # by the blocks that are on their way: what waiting for memory makes of one
+FEW_BOXES = 1.05  # as long memory takes, where two boxes at most are on their way
 TILE = 600  # cycles of a tile besides its sum
 STORED_BYTES = {
     "copy": 64,
@@ -62,6 +63,7 @@ def seconds(p: Problem, way: Way, shape: Shape, box: Box, target: Target, store:
         moved += 2 * p.size(role)
         before = parts.seconds(p, parts.splitting(p, role, role, way.operands.parts), target)
     compute, memory = cycles / (target.clock * 1e9), moved / (target.bandwidth * 1e9 * BANDWIDTH_SHARE)
+    memory *= FEW_BOXES if box.a_stages < 3 else 1.0
     # Of equals, the better one has less to compute.
     return max(compute, memory) + LAUNCH + before + compute / 100
 
