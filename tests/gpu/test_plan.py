@@ -191,17 +191,6 @@ def test_pixels_that_no_window_meets_are_not_copied():
         assert dict(found.areas)["x, channels last"] == 2 * problem.size("x") // share
 
 
-def test_pixels_that_windows_meet_may_be_copied_as_lines():
-    """What reads channels first as they lie asks for pixels side by side, and for rows of multiples of 16 bytes."""
-    for size, served in ((14, True), (7, False)):
-        line = f"{{}} f32 n128 g1 cx512 cy1024 x{2 * size}x{2 * size} w1x1 y{size}x{size} s2x2 d1x1 p0x0"
-        for wanted in "yw":
-            plan = registry.make_plan(Problem.parse(line.format(wanted)), of_kind("sm_90"), "tf32")
-            copies = [launch.tensors[0][0] for launch in plan.launches if launch.kernel == "relay"]
-            assert (plan.within == "channels first on Hopper") == served == (copies == ["x"]), plan
-            assert ("x, pixels last" in dict(plan.areas)) == served
-
-
 def test_too_many_programs():
     line = f"x bf16 n1 g1 cx1 cy1 x{2**42} w1 y1 s{2**20} d1 p0"
     assert "more programs than a launch may have" in plan(line)

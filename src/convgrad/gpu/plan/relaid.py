@@ -75,7 +75,6 @@ class Way(NamedTuple):
     inner: Problem
     bytes: Mapping[Role, int]  # of the tensors that are copied
     kept: bool = False  # whether what is given stays as it is, although its channels are apart
-    beside: str = "channels"  # what copies have side by side
 
 
 def ways(p: Problem) -> list[Way]:
@@ -86,7 +85,7 @@ def ways(p: Problem) -> list[Way]:
     are made together.
     """
     apart = p.rank == 1 or _has_phases(p)
-    given, p = p, read(p)
+    p = read(p)
     kinds: list[tuple[bool, bool, tuple[Role, ...]]] = []
     for padded in (False, True):
         kinds += [(padded, ends, ()) for ends in ((True,) if apart else (True, False))]
@@ -95,17 +94,8 @@ def ways(p: Problem) -> list[Way]:
         kinds.append((False, True, ("y",)))
     if p.dtype == "f32" and p.wanted != "w":  # what takes f32 apart reads it as it lies
         kinds.append((False, True, p.given))
-    tried = [_way(p, *kind) for kind in kinds]
-    if p is not given and _is_worth(p, "x"):
-        tried.append(_dense(p))
+    tried = (_way(p, *kind) for kind in kinds)
     return list({way.inner: way for way in tried if way is not None and way.inner != p}.values())
-
-
-def _dense(p: Problem) -> Way:
-    """The thinned problem with channels first, whose x has its pixels side by side: every second of a row has not."""
-    shape = p.shape("x")
-    inner = replace(p, x_strides=settle(shape, dense_strides(shape, tuple(range(len(shape))))))
-    return Way(inner, {"x": inner.size("x") * DTYPES[inner.dtype_of("x")].size}, True, "pixels")
 
 
 def _has_phases(p: Problem) -> bool:
@@ -168,7 +158,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     inner = registry.make_plan(way.inner, target, precision)
     if isinstance(inner, str):
         return None
-    names = {role: free_name(f"{role}, {way.beside} last", inner.areas) for role in way.bytes}
+    names = {role: free_name(f"{role}, channels last", inner.areas) for role in way.bytes}
     before = [_copy(p, way.inner, role, (role, names[role])) for role in way.bytes if role != p.wanted]
     after = [_copy(way.inner, p, role, (names[role], role)) for role in way.bytes if role == p.wanted]
     launches = (*before, *(launch.moved(names) for launch in inner.launches), *after)
@@ -178,7 +168,7 @@ def around(p: Problem, way: Way, target: Target, precision: str) -> Plan | None:
     for role, size in way.bytes.items():
         seconds += copy_seconds(target, size + p.size(role) * DTYPES[p.dtype_of(role)].size)
     areas = tuple((names[role], size) for role, size in way.bytes.items())
-    told = f"{' and '.join(names)} copied so that {way.beside} are side by side"
+    told = f"{' and '.join(names)} copied so that channels are side by side"
     padded = (way.inner.cx, way.inner.cy) != (p.cx, p.cy)
     told += ", but for pixels that no window meets" if way.inner.stride != p.stride else ""
     told += f": {way.inner.cx} and {way.inner.cy} of a group, for {p.cx} and {p.cy}" if padded else ""
