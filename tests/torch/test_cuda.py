@@ -92,11 +92,13 @@ def gpu_target():
 CUDA = Device("cuda", 0)
 DEPTHWISE = Problem.parse("w bf16 n8 g64 cx1 cy1 x28x28 w3x3 y28x28 s1x1 d1x1 p1x1")
 POINTS = Problem.parse("w bf16 n8 g1 cx512 cy512 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc")
-FEW = Problem.parse("x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0")
+FEW = Problem.parse("x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0 x@nxc y@nxc")
 # Whether layers are left to PyTorch: pointwise ones by their channels, transposed ones by their axes.
 FIRST_IN_TF32 = {
-    "x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": True,
-    "w f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": True,
+    "x f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": False,
+    "w f32 n8 g1 cx64 cy256 x28x28 w1x1 y28x28 s1x1 d1x1 p0x0": False,
+    "x f32 n8 g1 cx64 cy256 x7x7 w1x1 y7x7 s1x1 d1x1 p0x0": True,
+    "w f32 n8 g1 cx64 cy256 x7x7 w1x1 y7x7 s1x1 d1x1 p0x0": True,
     "x f32 n8 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0": False,
     "w f32 n8 g1 cx1024 cy512 x14x14 w1x1 y14x14 s1x1 d1x1 p0x0": False,
     "x f32 n8 g1 cx512 cy1024 x28x28 w1x1 y14x14 s2x2 d1x1 p0x0": False,
@@ -114,6 +116,9 @@ def test_what_was_measured_on_a_gpu_is_taken_where_it_is_ahead(monkeypatch):
     assert not policy.hindrance(DEPTHWISE, CUDA, "fast")
     assert not policy.hindrance(replace(DEPTHWISE, dtype="f16", out_dtype="f16"), CUDA, "fast")
     assert not policy.hindrance(replace(DEPTHWISE, **FLOAT32), CUDA, "fast")
+    strided = Problem.parse("w f16 n8 g64 cx1 cy1 x28x28 w5x5 y14x14 s2x2 d1x1 p2x2 x@nxc y@nxc")
+    assert "depthwise" in policy.hindrance(strided, CUDA, "fast")
+    assert not policy.hindrance(replace(strided, dtype="bf16", out_dtype="bf16"), CUDA, "fast")
     assert "kernel of 1" in policy.hindrance(POINTS, CUDA, "fast")
     assert "kernel of 1" in policy.hindrance(replace(POINTS, dtype="f16", out_dtype="f16"), CUDA, "fast")
     assert not policy.hindrance(POINTS, CUDA, "all")

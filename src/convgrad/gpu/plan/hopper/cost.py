@@ -34,6 +34,8 @@ STORED_BYTES = {
 }  # of results, in a cycle, by how they are stored
 PLAIN_BYTES = 5  # for each byte of a result, where nothing is done for neighbours
 NARROW = {32: 1.5, 64: 1.15}  # by the bytes of a line of the input: pieces below 128 bytes come slower
+SHORT = 1.02  # as long a box takes, whose lines of f32 are shorter than LONG: 146 microseconds became 155
+LONG = 512  # bytes
 START = 2000  # cycles of a program besides its tiles
 EXACT = 4  # tiles of a program up to which the longest program is looked for, one by one
 

@@ -14,8 +14,8 @@ from ..axes import is_wide
 from ..launches import channels
 from ..patches import met
 from ..records import Plan
-from .boxes import boxes, shapes, staged
-from .cost import NARROW, seconds
+from .boxes import Box, boxes, shapes, staged
+from .cost import LONG, NARROW, SHORT, seconds
 from .fold import folded
 from .launches import Candidate, scatters, settle, staged_bytes, stored, stores
 from .tensors import Operands, input_parts, seen, seen_in_lines
@@ -118,5 +118,11 @@ def candidates(p: Problem, s: Space, way: Way, target: Target) -> Iterator[Candi
             for fitted in staged(box, shape, item, room, uses):
                 if not fitted.resident or tiles[0] <= target.multiprocessors:
                     expected = seconds(p, way, shape, fitted, target, label)
-                    expected *= NARROW.get(box.size[3] * item, 1.0) if s.lines else 1.0
+                    expected *= _slower(box, item) if s.lines else 1.0
                     yield Candidate(expected, way, shape, fitted, tiles)
+
+
+def _slower(box: Box, item: int) -> float:
+    """How many times as long the lines of a box take for being short."""
+    line = box.size[3] * item
+    return NARROW.get(line, SHORT if item == 4 and line < LONG else 1.0)
