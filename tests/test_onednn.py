@@ -256,7 +256,7 @@ Tried = tuple[dict[str, tuple[str, Any]], str]
 @pytest.fixture(scope="module")
 def tried() -> Tried:
     """What went wrong in each of the cases and in random problems, all in one process; and that process's errors."""
-    done = _apart("all", "500")
+    done = _apart("all", "300")
     return dict(json.loads(line) for line in done.stdout.splitlines()), done.stderr
 
 

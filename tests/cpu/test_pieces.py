@@ -160,7 +160,7 @@ def test_two_pieces_of_f16_are_the_whole_number() -> None:
 
 
 @runs
-@pytest.mark.parametrize("title", slow_but(list(SPLIT)[:: 2 * len(WAYS) + 1], SPLIT))
+@pytest.mark.parametrize("title", slow_but([t for t in list(SPLIT)[:: 2 * len(WAYS) + 1] if "many" not in t], SPLIT))
 def test_sizes_with_a_reason(title: str) -> None:
     """Whole numbers: equal to the reference, whatever the pieces."""
     machine = list(MACHINES.values())[crc32(title.encode()) % len(MACHINES)]

@@ -415,7 +415,8 @@ def test_gathers_compile(name, wanted, dtype):
             assert re.search(r"cp\.async\.bulk\.tensor\.5d", kernel.asm["ptx"])
 
 
-@pytest.mark.parametrize("store", slow_but(["turned"], STORES))
+@pytest.mark.slow
+@pytest.mark.parametrize("store", STORES)
 def test_results_are_stored_together(store):
     plan = gather.plan(Problem.parse(STORES[store]), TARGET, "tf32" if "pieces" in store else "default")
     assert isinstance(plan, Plan), plan
@@ -479,7 +480,8 @@ IN_TF32 = {
 }
 
 
-@pytest.mark.parametrize(("name", "wanted"), slow_but([("pointwise", "x")], list(product(IN_TF32, "xyw"))))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "wanted"), [*product(["pointwise", "halo"], "xw"), ("images of 196 pixels", "y")])
 def test_channels_first_in_tf32_come_through_registers(name, wanted):
     """No copies: the matrix units take lines of y and x of weight gradients, and of all others the left side."""
     plan = registry.make_plan(Problem.parse(IN_TF32[name].format(wanted)), TARGET, "tf32")
@@ -497,7 +499,8 @@ def test_channels_first_in_tf32_come_through_registers(name, wanted):
     assert 2 <= code.count("DEPBAR.LE gsb0, 0x0") <= 2 * (taps + 1) < code.count("HGMMA")
 
 
-@pytest.mark.parametrize("name", slow_but(["stem"], ONLY_Y))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONLY_Y)
 def test_y_is_read_as_it_lies_where_taps_shift_x(name):
     """Weight gradients shift x alone, which is laid anew; y is not copied."""
     plan = registry.make_plan(Problem.parse(ONLY_Y[name]), TARGET)

@@ -183,7 +183,7 @@ DEPTHWISE = {
     "pixels": "{} {} n8 g192 cx1 cy1 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1",
     "large kernel": f"{{}} {{}} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3 {NXC}",
     "large kernel, pixels": "{} {} n8 g96 cx1 cy1 x56x56 w7x7 y56x56 s1x1 d1x1 p3x3",
-    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x3 y56x56 s1x1 d1x1 p1x1 {NXC}",
+    "four of a group": f"{{}} {{}} n8 g32 cx4 cy4 x56x56 w3x1 y56x56 s1x1 d1x1 p1x0 {NXC}",
     "one dimension": "{} {} n8 g1024 cx1 cy1 x4096 w4 y4099 s1 d1 p3 x@nxc y@nxc",
 }
 
@@ -207,6 +207,7 @@ def test_walks_compile(name, wanted, dtype, kind):
         assert re.search(r"ld\.global\.v[24]\.b32", kernel.asm["ptx"])
 
 
+@pytest.mark.slow
 def test_neighbours_are_loaded_together():
     """Channels that lie side by side come in pieces of 16 bytes; of memory that begins anywhere, one by one."""
     target = of_kind("sm_90")

@@ -54,6 +54,7 @@ def test_what_pytorch_checks(name):
         torch.library.opcheck(op, arguments(name, 2, dtype, layout))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_reference")
 def test_what_pytorch_checks_of_options():
     x, w, b, *rest = arguments("convolution", 2, torch.bfloat16)

@@ -159,6 +159,7 @@ def test_transforms_and_traces():
     assert (meta.shape, meta.stride(), meta.device.type) == (plain[0].shape, plain[0].stride(), "meta")
 
 
+@pytest.mark.slow
 def test_compiled():
     torch.compiler.reset()
     x, w = whole(2, 4, 6).requires_grad_(), whole(4, 4, 3).requires_grad_()
