@@ -42,12 +42,22 @@ def _few_objects():
 @pytest.fixture(autouse=True, scope="module")
 def _translation(request):
     """The engine's own tests compile the code that users get, and so do those that time it. Others only need code that
-    does the same.
+    does the same, as do those of emulated tile registers, whose code no user gets.
     """
     from translation import quick_code
 
     timed_or_of_the_engine = request.path.parent.name in ("bench", "cpu")
-    with contextlib.nullcontext() if timed_or_of_the_engine else quick_code():
+    emulated = request.path.name in ("test_amx.py", "test_pieces.py")
+    with contextlib.nullcontext() if timed_or_of_the_engine and not emulated else quick_code():
+        yield
+
+
+@pytest.fixture
+def quickly():
+    """Code that does what it should, in this test."""
+    from translation import quick_code
+
+    with quick_code():
         yield
 
 

@@ -429,8 +429,8 @@ def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: boo
     """Compute on each number of threads, however small the problem, into poisoned memory: must equal the reference.
 
     Anything else raises; the answer is why the engine declined the problem, or nothing. With `gaps` the buffers of the
-    workspace are kept apart, and writes beyond them raise too. Problems of even seeds have code that is translated
-    quickly: it is what was written that is asked about, and translating takes most of the time.
+    workspace are kept apart, and writes beyond them raise too. Of four problems, three have code that is
+    translated quickly: it is what was written that is asked about, and translating takes most of the time.
     """
     if Problem.parse(str(p)) != p:
         raise AssertionError(f"the problem's text reads back as {Problem.parse(str(p))}")
@@ -440,7 +440,7 @@ def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: boo
         stack.enter_context(however_small())
         if gaps:
             stack.enter_context(gaps_between_buffers())
-        return _check(p, memory, target, teams, gaps, quickly=seed % 2 == 0)
+        return _check(p, memory, target, teams, gaps, quickly=seed % 4 > 0)
 
 
 def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gaps: bool, *, quickly: bool) -> str:

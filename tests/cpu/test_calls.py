@@ -454,6 +454,7 @@ def _in_a_process(seed: int) -> bytes:
     return bytes(convgrad.convolution(x, w, **SAME).tobytes())
 
 
+@pytest.mark.slow
 def test_processes_made_by_spawn() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         for seed, result in enumerate(pool.map(_in_a_process, range(4))):

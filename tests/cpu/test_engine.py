@@ -30,7 +30,7 @@ from .problems import however_small, numbered, targets
 
 TARGETS = targets()
 NAMES = [*TARGETS, INVENTED]
-EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "250")) // len(NAMES))
+EACH = -(-int(os.environ.get("CONVGRAD_TEST_PROBLEMS", "224")) // len(NAMES))
 
 
 # Some machines share a process, which takes as long to start as a few problems.

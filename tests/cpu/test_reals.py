@@ -127,6 +127,7 @@ def bound(tensors: Tensors) -> np.ndarray:
     return error
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("name", "target"), in_turn(NAMED, [("native",)], [("avx2",), ("baseline",), ("vector of 3 in small caches",)])
 )
@@ -139,6 +140,7 @@ def test_error(name: str, target: str) -> None:
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} beyond the bound"
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("name", "scale"),
     slow_but([*((n, 1.0) for n in [*NAMED][::2]), ("bf16", 1e-23)], [(n, s) for n in NAMED for s in (1.0, 1e-23)]),
@@ -239,6 +241,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(("text", "target", "dtype"), in_turn(WINDOWS, PAIRED, ALSO_PAIRED))
 def test_infinities_spoil_the_weights_that_they_meet(text: str, target: str, dtype: str) -> None:
     """A weight is infinite or NaN where its own products are, and nowhere else: pixels that it does not meet are no
@@ -260,6 +263,7 @@ SUMS = [
 ]
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("text", "target", "dtype"),
     in_turn([f"{text} {layout}" for layout in ("", "x@nxc y@nxc w@xio") for text in SUMS], PAIRED, ALSO_PAIRED),

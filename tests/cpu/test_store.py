@@ -439,6 +439,7 @@ for dilation in (1, 2):
     assert done.stderr.count("UserWarning") == done.stderr.count("it is not a folder") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_many_writers_and_readers(place):
     def work(seed):
         for turn in range(200):

@@ -182,6 +182,7 @@ def test_lines_begin_at_multiples_of_16_bytes():
                 assert cut.box[3] % 16 == 0
 
 
+@pytest.mark.slow
 def test_a_list_is_cut_evenly():
     for name in PROBLEMS:
         p = Problem.parse(PROBLEMS[name])

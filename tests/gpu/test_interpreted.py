@@ -195,7 +195,9 @@ def taken_for_fewer(line):
     return prod(patches.merged(problem).w)
 
 
-@pytest.mark.parametrize(("name", "wanted"), [(name, wanted) for name in PATCHES for wanted in "xyw"])
+@pytest.mark.parametrize(
+    ("name", "wanted"), slow_but([("one window", "w")], [(name, wanted) for name in PATCHES for wanted in "xyw"])
+)
 def test_windows_that_touch(interpreted, name, wanted):
     taps = interpreted(taken_for_fewer, PATCHES[name].format(wanted))
     assert taps == {"last": 4, "one channel, first": 4, "one window": 3}[name]

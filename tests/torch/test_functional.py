@@ -69,7 +69,7 @@ def test_samples_of_pytorch(name):
     assert as_stock(name, WIDE) >= 20
 
 
-@pytest.mark.parametrize("name", slow_but(["conv_transpose1d"], NAMES))
+@pytest.mark.parametrize("name", SERIES)
 def test_samples_of_pytorch_by_the_engine_that_users_get(name):
     """Every other one; for the transposed functions, those that are left out for the others."""
     assert as_stock(name, WIDE[:1], slice("transpose" in name, None, 2)) >= 5
