@@ -81,7 +81,10 @@ def every_way(line):
 QUICK = [("plain", "x"), ("plain", "w"), ("strides of nobody", "y")]  # every kernel comes in these
 
 
-@pytest.mark.parametrize(("name", "wanted"), slow_but(QUICK, [(name, w) for name in PROBLEMS for w in "xwy"]))
+# y goes the ways of x.
+@pytest.mark.parametrize(
+    ("name", "wanted"), slow_but(QUICK, [(name, w) for at, name in enumerate(PROBLEMS) for w in "xwy"[: 2 + at % 2]])
+)
 def test_every_way_is_exact(interpreted, name, wanted):
     assert interpreted(every_way, PROBLEMS[name].format(wanted, "f32")) >= 3
 
