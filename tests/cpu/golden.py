@@ -41,7 +41,7 @@ FILE = Path(__file__).with_name("golden.txt")
 TEAMS = (1, 2, 3, 8)
 DRAWN = range(40000, 40300)
 PARTS = 96  # of all cases, by chance
-SAMPLE = 0, 48, 24, 72, 1, 49  # those that are in the suite; the first of them for a developer in a hurry
+SAMPLE = 0, 48, 24, 72  # those that are in the suite; the first of them for a developer in a hurry
 
 Case = tuple[str, str]
 """A problem's title and a machine."""

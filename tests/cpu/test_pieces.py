@@ -158,11 +158,13 @@ def test_two_pieces_of_f16_are_the_whole_number() -> None:
 
 # Plans, run by emulation.
 
+EVERY_OTHER = list(SPLIT)[::2]
+
 
 @runs
-@pytest.mark.parametrize("title", slow_but([t for t in list(SPLIT)[:: 2 * len(WAYS) + 1] if "many" not in t], SPLIT))
+@pytest.mark.parametrize("title", slow_but([t for t in EVERY_OTHER[:: len(WAYS) + 1] if "many" not in t], EVERY_OTHER))
 def test_sizes_with_a_reason(title: str) -> None:
-    """Whole numbers: equal to the reference, whatever the pieces."""
+    """Whole numbers: equal to the reference, whatever the pieces. A problem comes in one or two of the ways to split."""
     machine = list(MACHINES.values())[crc32(title.encode()) % len(MACHINES)]
     assert not made(SPLIT[title], machine).split.whole
     assert not check(Problem.parse(SPLIT[title]), machine, (1, 3), 1, gaps=True)
