@@ -210,7 +210,8 @@ def made(text: str, machine: Target, threads: int = 2) -> TileGather | TileSums:
 
 
 @runs
-@pytest.mark.parametrize("name", slow_but(HERE[1:], HERE))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HERE)
 def test_sizes_with_a_reason(name: str) -> None:
     """Every tensor between unmapped pages, the workspace full of NaNs, buffers apart: equal to the reference."""
     texts = list(TILED.values())

@@ -93,7 +93,8 @@ def check_workspace(p: Problem, target: Target, threads: int) -> None:
         assert plan.threads <= min(threads, plan.tasks)
 
 
-@pytest.mark.parametrize("target", slow_but(["without halves"], REAL))
+@pytest.mark.slow
+@pytest.mark.parametrize("target", REAL)
 def test_workspace_is_bounded(target: str) -> None:
     rng = np.random.default_rng(1)
     some = dealt([*DRAWN, *(large(rng) for _ in range(600))], target, REAL)
