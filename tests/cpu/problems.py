@@ -5,6 +5,7 @@ Values are small integers, whose sums are exact in any order, so a result must e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -407,6 +408,10 @@ def however_small() -> Iterator[None]:
         yield
 
 
+USERS_CODE = "CONVGRAD_TEST_USERS_CODE"
+"""If the environment has it, all problems have the code that users get."""
+
+
 def built(p: Problem, target: Target, threads: int, *, quickly: bool = False) -> Kernel | Refusal:
     """The kernel for a machine, planned and written anew, since the plans of tests are not the usual ones.
 
@@ -430,7 +435,8 @@ def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: boo
 
     Anything else raises; the answer is why the engine declined the problem, or nothing. With `gaps` the buffers of the
     workspace are kept apart, and writes beyond them raise too. Of four problems, three have code that is
-    translated quickly: it is what was written that is asked about, and translating takes most of the time.
+    translated quickly, unless a campaign is on: it is what was written that is asked about, and translating takes most
+    of the time.
     """
     if Problem.parse(str(p)) != p:
         raise AssertionError(f"the problem's text reads back as {Problem.parse(str(p))}")
@@ -440,7 +446,7 @@ def check(p: Problem, target: Target, teams: Sequence[int], seed: int, gaps: boo
         stack.enter_context(however_small())
         if gaps:
             stack.enter_context(gaps_between_buffers())
-        return _check(p, memory, target, teams, gaps, quickly=seed % 4 > 0)
+        return _check(p, memory, target, teams, gaps, quickly=seed % 4 > 0 and USERS_CODE not in os.environ)
 
 
 def _check(p: Problem, memory: Memory, target: Target, teams: Sequence[int], gaps: bool, *, quickly: bool) -> str:
