@@ -99,7 +99,8 @@ def plan(p: Problem, target: Target, asked: str = "default") -> Plan | str:
     """The plan for a problem, or why there is none."""
     if reason := hindrance(p):
         return reason
-    return min((settle(one, target, choose(one, target)) for one in (stacked(p), p)), key=lambda plan: plan.seconds)
+    seen_as = dict.fromkeys((stacked(p), p))  # mostly one and the same
+    return min((settle(one, target, choose(one, target)) for one in seen_as), key=lambda plan: plan.seconds)
 
 
 def hindrance(p: Problem) -> str:
